@@ -25,6 +25,11 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
+# How vendors begin their keys, and an unbroken run of letters and digits that nobody would choose as a word.
+_SECRET_PREFIX = re.compile(
+    r"(?:sk|pk|rk)[-_]|hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|nvapi-|eyJ|AIza|(?i:bearer )"
+)
+_OPAQUE_RUN = re.compile(r"(?=[A-Za-z+/=]{0,128}[0-9])[A-Za-z0-9+/=]{20,}")
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> TypeGuard[str]:
@@ -61,9 +66,22 @@ def is_correlation_id(value: object) -> TypeGuard[str]:
     return _matches(_CORRELATION_ID, value)
 
 
+def is_secret_shaped(value: str) -> bool:
+    """Whether ``value`` looks like a key or token and must not be shown to anyone, not even its owner.
+
+    It does with a vendor's prefix, or with 20 or more letters and digits in one run, at least one a digit.
+    """
+    return _SECRET_PREFIX.match(value) is not None or _OPAQUE_RUN.search(value) is not None
+
+
 def is_environment_name(value: object) -> TypeGuard[str]:
-    """Whether ``value`` can name an environment variable that holds a secret (and is not itself one)."""
-    return _matches(_ENVIRONMENT_NAME, value)
+    """Whether ``value`` can name an environment variable that holds a secret, and is not one itself.
+
+    Names are in capitals, so that a key pasted in place of its name is refused nearly always.
+    """
+    if not _matches(_ENVIRONMENT_NAME, value):
+        return False
+    return not is_secret_shaped(value)
 
 
 def normalise_alias(value: str) -> str:

@@ -79,9 +79,7 @@ def is_environment_name(value: object) -> TypeGuard[str]:
 
     Names are in capitals, so that a key pasted in place of its name is refused nearly always.
     """
-    if not _matches(_ENVIRONMENT_NAME, value):
-        return False
-    return not is_secret_shaped(value)
+    return type(value) is str and _matches(_ENVIRONMENT_NAME, value) and not is_secret_shaped(value)
 
 
 def normalise_alias(value: str) -> str:

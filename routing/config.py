@@ -81,6 +81,10 @@ Strategy: TypeAlias = Literal["direct", "round_robin", "capacity"]
 _NO_JSON: Final[Mapping[str, FrozenJSON]] = MappingProxyType({})
 
 
+def _no_json() -> Mapping[str, FrozenJSON]:
+    return _NO_JSON
+
+
 class ConfigError(DocumentError):
     """A router configuration was refused; ``faults`` holds all reasons, in document order."""
 
@@ -160,11 +164,11 @@ class Tier:
     timeout: float | None = None
     first_byte_timeout: float | None = None
     wires: tuple[Wire, ...] = ()
-    extra_body: Mapping[str, FrozenJSON] = field(default=_NO_JSON, hash=False, repr=False)
-    extra_body_defaults: Mapping[str, FrozenJSON] = field(default=_NO_JSON, hash=False, repr=False)
+    extra_body: Mapping[str, FrozenJSON] = field(default_factory=_no_json, hash=False, repr=False)
+    extra_body_defaults: Mapping[str, FrozenJSON] = field(default_factory=_no_json, hash=False, repr=False)
     engine: str | None = None
     quantization: str | None = None
-    params: Mapping[str, FrozenJSON] = field(default=_NO_JSON, hash=False)
+    params: Mapping[str, FrozenJSON] = field(default_factory=_no_json, hash=False)
     replica_identity: ReplicaIdentity | None = None
     replicas: tuple[ReplicaMember, ...] = ()
 

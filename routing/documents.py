@@ -111,7 +111,7 @@ def load_toml(data: bytes) -> dict[str, object] | Fault:
 
 
 def render_path(path: Path) -> str:
-    """``router.tiers[1].id``; keys that are not bare are quoted and, if long, cut; the root is ``document``."""
+    """``router.tiers[1].id``; a key that is not bare is quoted, a long one cut; the root is ``document``."""
     if not path:
         return "document"
     rendered = ""

@@ -170,7 +170,7 @@ def url_path(value: object) -> str:
     """The absolute path of a URL: no scheme, host, query, fragment, escape or ``..``; 1 to 256 characters."""
     if type(value) is not str or _URL_PATH.fullmatch(value) is None or ".." in value or "://" in value:
         raise Invalid(
-            "must be a path of 1 to 256 characters, the first a /, without scheme, query, fragment, .. or escape"
+            "must be a path from / on (256 characters), without scheme, query, fragment, .. or escape"
         )
     return value
 

@@ -578,7 +578,7 @@ class _TierTables:
         hosts = [member for member in self.members if "host_id" in member.values]
         for member in hosts[1:]:
             if member.values["host_id"] != hosts[0].values["host_id"]:
-                member.refuse("host_id", f"must be the same as {render_path(hosts[0].at('host_id'))}")
+                member.refuse("host_id", f"must be the same as {hosts[0].place('host_id')}")
         return len(self.table.faults) - before
 
     def build(self) -> Tier:
@@ -605,7 +605,7 @@ def _read_model_routes(router: Table, tiers: list[_TierTables]) -> dict[str, str
             routes.refuse(key, str(error))
             continue
         if alias in written:
-            routes.refuse(key, f"is the same alias as {render_path(routes.at(written[alias]))}")
+            routes.refuse(key, f"is the same alias as {routes.place(written[alias])}")
         written.setdefault(alias, key)
         if not isinstance(tier_id, str):
             routes.refuse(key, f"must be the id of a tier{rules.shown(tier_id)}")
@@ -637,7 +637,7 @@ def _check_purpose_models(tables: list[Table]) -> None:
             continue
         first = seen.setdefault((table.values["kind"], table.values["model"]), table)
         if first is not table:
-            table.refuse("model", f"is served already, for the same kind, by {render_path(first.path)}")
+            table.refuse("model", f"is served already, for the same kind, by {first.place()}")
 
 
 def _check_audio_routes(tables: list[Table]) -> None:
@@ -650,9 +650,7 @@ def _check_audio_routes(tables: list[Table]) -> None:
         if table.values.get("default") is True and purpose is not None:
             first = defaults.setdefault(purpose, table)
             if first is not table:
-                table.refuse(
-                    "default", f"is true already, for the same purpose, at {render_path(first.path)}"
-                )
+                table.refuse("default", f"is true already, for the same purpose, at {first.place()}")
 
 
 # --- For whoever edits a part -----------------------------------------------------------------------------

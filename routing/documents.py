@@ -128,11 +128,13 @@ class Faults:
     """Collects the faults of one parsed document and gives them back in its order.
 
     A key's place is where the document first mentions it. A missing key has its table's place, before what
-    the table holds; faults of one place keep the order in which they were found.
+    the table holds; faults of one place keep the order in which they were found. ``name`` goes before every
+    path of a document that stands beside another.
     """
 
-    def __init__(self, document: Mapping[str, object]) -> None:
+    def __init__(self, document: Mapping[str, object], *, name: str = "") -> None:
         self._document = document
+        self._name: Path = (name,) if name else ()
         self._found: list[tuple[tuple[int, ...], Path, str]] = []
         self._indexes: dict[int, dict[str, int]] = {}
 
@@ -142,9 +144,12 @@ class Faults:
     def add(self, path: Path, message: str) -> None:
         self._found.append((self._position(path), path, message))
 
+    def render(self, path: Path) -> str:
+        return render_path((*self._name, *path))
+
     def in_order(self) -> tuple[Fault, ...]:
         found = sorted(self._found, key=lambda entry: entry[0])
-        return tuple(Fault(render_path(path), message) for _, path, message in found)
+        return tuple(Fault(self.render(path), message) for _, path, message in found)
 
     def _position(self, path: Path) -> tuple[int, ...]:
         position: list[int] = []
@@ -229,6 +234,10 @@ class Table:
     def at(self, key: str) -> Path:
         return (*self.path, key)
 
+    def place(self, key: str | None = None) -> str:
+        """The rendered path of this table, or of ``key`` in it."""
+        return self.faults.render(self.path if key is None else self.at(key))
+
     def refuse(self, key: str, message: str) -> None:
         self.faults.add(self.at(key), message)
 
@@ -258,4 +267,4 @@ def check_unique(tables: Collection[Table], key: str, *, form: Callable[[Any], o
         value = table.values[key] if form is None else form(table.values[key])
         first = seen.setdefault(value, table)
         if first is not table:
-            table.refuse(key, f"is the same as {render_path(first.at(key))}")
+            table.refuse(key, f"is the same as {first.place(key)}")

@@ -387,6 +387,11 @@ def rank_keys(local: Sequence[int], rotation: Sequence[int], upstream: Sequence[
     return list(map(add, map(add, local, upstream), rotation))
 
 
+def rotating_rank(key: int) -> int:
+    """The rotating rank in a key: how far its member stands from the cursor, in membership order."""
+    return key & _RANK_MASK
+
+
 def _slot_setters(kind: type) -> list[Callable[[object, object], None]]:
     """What fills each field of a frozen, slotted dataclass without running its constructor."""
     return [vars(kind)[item.name].__set__ for item in fields(kind)]
@@ -420,7 +425,7 @@ def decision_from_keys(
     for key in sorted(keys):
         if key >= blocked:
             break
-        rank = key & _RANK_MASK
+        rank = rotating_rank(key)
         index = (rank + cursor) % size
         unknown = key & _UNKNOWN != 0
         row = _new(ReplicaScore)

@@ -134,12 +134,12 @@ def _check_media(policy: _MediaPolicy | None, demand: Demand) -> GateRefusal | N
     if demand.images > policy.image_limit:
         return _media_refusal(
             "media_admission_image_limit",
-            f"This model accepts at most {policy.image_limit} images a request.",
+            f"Too many images: this model takes {policy.image_limit} a request.",
         )
     if demand.videos > policy.video_limit:
         return _media_refusal(
             "media_admission_video_limit",
-            f"This model accepts at most {policy.video_limit} videos a request.",
+            f"Too many videos: this model takes {policy.video_limit} a request.",
         )
     return None
 

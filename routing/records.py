@@ -147,7 +147,9 @@ def canonical_record(record: DecisionRecord, *, config: RouterConfig | None = No
         is_tier = frozenset((tier_id,)).__contains__
     requested_tier = _kept(record.requested_tier, is_tier)
     attempts = _canonical_attempts(record.attempts, is_tier)
-    served_tier = _kept(record.served_tier, {a.tier_id for a in attempts if a.succeeded}.__contains__)
+    served_tier = _kept(record.served_tier, is_tier)
+    if served_tier not in {attempt.tier_id for attempt in attempts if attempt.succeeded}:
+        served_tier = None
     member_id, selection = _replica_pair(
         record.replica_member_id, record.replica_selection, requested_tier=requested_tier, attempts=attempts
     )
@@ -273,7 +275,7 @@ def _latency(value: object) -> float:
     if type(value) is int:
         return _count(value)
     if type(value) is float and 0.0 <= value <= MAX_EXACT:  # a comparison with NaN is false
-        return round(value, 3)
+        return abs(round(value, 3))  # no negative zero
     return 0
 
 
@@ -290,8 +292,8 @@ def _configured(route: str | None, kind: Wire | None, config: RouterConfig) -> t
     if kind in _ALIAS_KINDS:
         tier_id = config.model_routes.get(route)
         return (None, None) if tier_id is None else (tier_id, config.tier(tier_id))
-    others = (*config.purpose_models, *config.audio_routes)
-    return (route, None) if any(other.id == route for other in others) else (None, None)
+    others = {model.id for model in config.purpose_models} | {audio.id for audio in config.audio_routes}
+    return (route, None) if route in others else (None, None)
 
 
 def _canonical_attempts(value: object, is_tier: Callable[[str], bool]) -> tuple[AttemptRecord, ...]:
@@ -320,14 +322,14 @@ def _captured_attempts(value: object) -> tuple[AttemptRecord, ...]:
         return ()
     return tuple(
         AttemptRecord(
-            tier_id=item.get("tier_id"),
-            outcome=item.get("outcome"),
-            succeeded=item.get("succeeded"),
-            reason=item.get("reason"),
+            tier_id=item.get("tier_id", ABSENT),
+            outcome=item.get("outcome", "error"),
+            succeeded=item.get("succeeded", False),
+            reason=item.get("reason", ABSENT),
             prompt_tokens=_count(item.get("prompt_tokens")),
             completion_tokens=_count(item.get("completion_tokens")),
         )
-        for item in cast("list[Any]", value)
+        for item in value
         if type(item) is dict
     )
 

@@ -306,7 +306,10 @@ def http_get(url: str, *, headers: Mapping[str, str], timeout: float, limit: int
             connection.request("GET", path, headers={"Host": parts.netloc, **headers})
             with closing(connection.getresponse()) as response:
                 wanted = limit > 0 and 200 <= response.status <= 299
-                return response.status, response.read(limit) if wanted else b""
+                body = response.read(limit) if wanted else b""
+                if wanted and len(body) < limit and response.length:
+                    raise http.client.IncompleteRead(body)  # read(n) keeps quiet about an early end
+                return response.status, body
     except (OSError, http.client.HTTPException, ValueError) as error:
         # ValueError: a header or host that cannot be sent; its text would hold the secret.
         raise ProbeFault(_name(error)) from None

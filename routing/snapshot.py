@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from routing.config import ReplicaMember, RouterConfig, Tier, normalise_url, read_config, thaw
-from routing.documents import MAX_DOCUMENT_BYTES, read_bounded
+from routing.documents import MAX_DOCUMENT_BYTES, Fault, read_bounded
 from routing.topology import Resource, Topology, TopologyError, parse_topology
 
 SnapshotCode: TypeAlias = Literal[
@@ -221,25 +221,44 @@ def _validate(
 
 
 def _join(config: RouterConfig, topology: Topology | None) -> SnapshotCode | None:
-    """The first rule that any member breaks, or None; rules in the order of ``CODES``."""
-    pairs: list[tuple[ReplicaMember, Resource]] = []
-    for tier in config.tiers:
-        for member in tier.replicas:
+    """The code of the first rule that any member breaks, or None; rules in the order of ``CODES``."""
+    codes = [code for code, _ in join_faults(config, topology)]
+    return min(codes, key=CODES.index, default=None)
+
+
+def join_faults(config: RouterConfig, topology: Topology | None) -> tuple[tuple[SnapshotCode, Fault], ...]:
+    """Every rule of the join that a member breaks, with its place, in document order: for the owner alone."""
+    found: list[tuple[SnapshotCode, Fault]] = []
+    places: dict[str, str] = {}
+
+    def add(code: SnapshotCode, place: str, message: str) -> None:
+        found.append((code, Fault(place, message)))
+
+    for tier_number, tier in enumerate(config.tiers):
+        for number, member in enumerate(tier.replicas):
+            place = f"router.tiers[{tier_number}].replicas[{number}]"
+            first = places.setdefault(member.resource_id, f"{place}.resource_id")
+            if first != f"{place}.resource_id":
+                add("replica_resource_reused", f"{place}.resource_id", f"is the same as {first}")
+            if member.host_id != tier.replicas[0].host_id:
+                same = f"must be the same as router.tiers[{tier_number}].replicas[0].host_id"
+                add("replica_host_split", f"{place}.host_id", same)
             resource = None if topology is None else topology.resource(member.resource_id)
             if resource is None:
-                return "replica_resource_missing"
-            pairs.append((member, resource))
-    if len({resource.id for _, resource in pairs}) < len(pairs):
-        return "replica_resource_reused"
-    if any(resource.host != member.host_id for member, resource in pairs):
-        return "replica_host_mismatch"
-    if any(resource.endpoint is None for _, resource in pairs):
-        return "replica_endpoint_missing"
-    if any(not _same_endpoint(member, resource) for member, resource in pairs):
-        return "replica_endpoint_mismatch"
-    if any(len({member.host_id for member in tier.replicas}) > 1 for tier in config.tiers):
-        return "replica_host_split"
-    return None
+                missing = f"{member.resource_id!r} is not a resource of the topology"
+                add("replica_resource_missing", f"{place}.resource_id", missing)
+                continue
+            if resource.host != member.host_id:
+                other = f"is {member.host_id!r}, but the resource is on {resource.host!r}"
+                add("replica_host_mismatch", f"{place}.host_id", other)
+            if resource.endpoint is None:
+                add(
+                    "replica_endpoint_missing", f"{place}.resource_id", "names a resource without an endpoint"
+                )
+            elif not _same_endpoint(member, resource):
+                endpoint = f"is {member.base_url!r}, but the resource's endpoint is {resource.endpoint!r}"
+                add("replica_endpoint_mismatch", f"{place}.base_url", endpoint)
+    return tuple(found)
 
 
 def _same_endpoint(member: ReplicaMember, resource: Resource) -> bool:

@@ -1,0 +1,5 @@
+"""The command line ``anvil``."""
+
+from .app import main
+
+__all__ = ["main"]

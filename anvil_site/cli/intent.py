@@ -1,0 +1,39 @@
+"""``anvil admission export|import``: the quiesce intent as the closed legacy document."""
+
+import json
+from collections.abc import Mapping
+
+from routing.documents import MAX_DOCUMENT_BYTES, read_bounded
+
+from .client import call
+from .outcome import Json, Outcome, failed, refused
+from .shapes import bounded
+from .spec import Arguments
+
+PATH = "/v1/admin/intent"
+
+
+def export(arguments: Arguments) -> Outcome:
+    answer = call("GET", PATH)
+    data = bounded(answer.body)
+    if not isinstance(data, Mapping):
+        return failed("malformed_answer", online=True)
+    return Outcome(data=data, document=json.dumps(data, allow_nan=False) + "\n", online=True)
+
+
+def load(arguments: Arguments) -> Outcome:
+    """Send the exact bytes: the router's parser refuses repeated keys, which writing anew would hide."""
+    try:
+        document = read_bounded(arguments.required_path("file"))
+    except OSError:
+        return refused("document_unreadable")
+    if len(document) > MAX_DOCUMENT_BYTES:
+        return refused("document_unreadable")
+    if not arguments.flag("confirm"):
+        return Outcome(
+            data={"applied": False, "dry_run": True, "action": "import"},
+            lines=("preview: import of the intent document; nothing was changed, --confirm does it",),
+        )
+    answer = call("PUT", PATH, body=document)
+    data: dict[str, Json] = {"applied": True, "action": "import", "result": bounded(answer.body) or None}
+    return Outcome(data=data, lines=("the intent document is imported",), online=True)

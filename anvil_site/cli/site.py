@@ -1,0 +1,142 @@
+"""``anvil serve``, ``anvil manage`` and ``anvil init``: the process itself and its data directory."""
+
+import getpass
+import os
+import shutil
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from .outcome import Json, Outcome, failed
+from .spec import Arguments
+
+SETTINGS: Final = "anvil_site.settings"
+GUNICORN: Final = ("gunicorn", "--config", "python:anvil_site.gunicorn", "anvil_site.wsgi:application")
+EXAMPLES: Final = {
+    "router.toml": "router.toml",
+    "topology.toml": "topology.toml",
+    "anvil.env": "anvil.env.txt",
+}
+
+
+def serve(arguments: Arguments) -> Outcome:
+    """Become gunicorn. Returns only when that is not possible."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(sys.executable, [sys.executable, "-m", *GUNICORN])  # noqa: S606 - our own fixed arguments
+    except OSError:
+        return failed("server_missing")
+
+
+def manage(rest: list[str]) -> int:
+    """Django's own command line, with its own output and errors."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", SETTINGS)
+    from django.core.management import execute_from_command_line
+
+    try:
+        execute_from_command_line(["anvil manage", *rest])
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def init(arguments: Arguments) -> Outcome:
+    """Set up an empty data directory; what is in use is not touched, what fails is taken away again."""
+    data_dir = Path(os.environ.get("ANVIL_DATA") or "var").resolve()
+    existed = data_dir.exists()
+    if existed and (not data_dir.is_dir() or any(data_dir.iterdir())):
+        return failed("already_initialised")
+    admin = _admin()
+    if admin is None:
+        return failed("admin_missing")
+    code = "init_failed"
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data_dir.chmod(0o700)
+        refusal = _fill(data_dir, *admin)
+    except Exception:  # noqa: BLE001 - the text of a file or database error names paths and hosts
+        refusal = code
+    if refusal is not None:
+        _empty(data_dir, existed=existed)
+        return failed(refusal)
+    files: list[Json] = list(EXAMPLES)
+    return Outcome(
+        data={"initialised": True, "files": files},
+        lines=(
+            f"The data directory is set up, with a first user, {', '.join(EXAMPLES)}. Next, in it:",
+            "  set -a; . ./anvil.env; set +a     the environment of the router and of this command",
+            "  anvil serve                       start the router; people log in at /admin/",
+            "  edit router.toml, topology.toml   then: anvil router check --config router.toml "
+            "--topology topology.toml",
+            "  anvil keys create --help          keys for callers and for this command",
+        ),
+    )
+
+
+def _admin() -> tuple[str, str] | None:
+    """The first user's name and password, from the environment or from the person at the terminal."""
+    name, password = os.environ.get("ANVIL_ADMIN_USER"), os.environ.get("ANVIL_ADMIN_PASSWORD")
+    if name and password:
+        return name, password
+    if not sys.stdin.isatty():
+        return None
+    if not name:
+        # Not input(): it writes its prompt to stdout, where an envelope may be wanted.
+        print("Name of the first user: ", end="", file=sys.stderr, flush=True)
+        name = sys.stdin.readline().strip()
+    password = password or getpass.getpass("Password: ")
+    return (name, password) if name and password else None
+
+
+def _fill(data_dir: Path, name: str, password: str) -> str | None:
+    """Database, first user and example files; a code when the user or the directory is refused."""
+    os.environ["ANVIL_DATA"] = str(data_dir)
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", SETTINGS)
+    import django
+
+    django.setup()
+    from django.contrib.auth import get_user_model
+    from django.contrib.auth.password_validation import validate_password
+    from django.core.exceptions import ValidationError
+    from django.core.management import call_command
+
+    from anvil_site.ownership import LedgerLock
+
+    lock = LedgerLock(data_dir)
+    if not lock.try_acquire():
+        return "ledger_owned"
+    try:
+        call_command("migrate", verbosity=0, interactive=False)
+        user = get_user_model()(username=name, is_staff=True, is_superuser=True)
+        try:
+            validate_password(password, user)
+            user.set_password(password)
+            user.full_clean()
+        except ValidationError:
+            return "admin_refused"
+        user.save()
+        _write_examples(data_dir)
+    finally:
+        lock.release()
+    return None
+
+
+def _write_examples(data_dir: Path) -> None:
+    source = resources.files(__package__).joinpath("examples")
+    for target, name in EXAMPLES.items():
+        text = source.joinpath(name).read_text(encoding="ascii").replace("{data}", str(data_dir))
+        descriptor = os.open(data_dir / target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _empty(data_dir: Path, *, existed: bool) -> None:
+    """Take away what a failed set-up left in a directory that was empty before it."""
+    if not data_dir.is_dir():
+        return
+    for path in data_dir.iterdir():
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    if not existed:
+        data_dir.rmdir()

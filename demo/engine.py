@@ -300,6 +300,7 @@ class Engine:
                     return Delivery(body=compact_json(self.stats()))
                 case "POST", "reset":
                     self._clear("")
+                    self.faults.struck.clear()
                     self._zero_counts()
                     return Delivery(body=compact_json(self.stats()))
         except FaultError as error:
@@ -384,7 +385,7 @@ class Engine:
             "connections_open": len(self.connections),
             "connections_total": self._connections_total,
             "faults": self.faults.describe(),
-            "struck": self.faults.struck,
+            "struck": dict(self.faults.struck),
             "last_requests": list(self._last),
         }
 
@@ -422,15 +423,6 @@ async def _serve(settings: Settings, host: str, port: int, control_port: int | N
     engine.stop()
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop  # type: ignore[import-not-found]  # taken when it happens to be there
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run an engine until SIGTERM or SIGINT. Prints the port, and the control port if any, when ready."""
     parser = argparse.ArgumentParser(
@@ -461,8 +453,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     _raise_descriptor_limit()
     try:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_serve(settings, options.host, options.port, options.control_port))
+        asyncio.run(_serve(settings, options.host, options.port, options.control_port))
     except OSError as error:
         print(f"cannot listen: {error.strerror}", file=sys.stderr)
         return 1

@@ -1,0 +1,5 @@
+from django.apps import AppConfig
+
+
+class AnvilSiteConfig(AppConfig):
+    name = "anvil_site"

@@ -1,0 +1,63 @@
+"""gunicorn's configuration: one worker, and a refusal of everything that would make a second ledger.
+
+``GUNICORN_CMD_ARGS`` and ``WEB_CONCURRENCY`` override this file after it is read, so the rules are checked on
+the final settings, in ``on_starting``, before a socket is open or a worker forked.
+"""
+
+import logging
+import os
+from typing import TYPE_CHECKING, Final
+
+from gunicorn.errors import HaltServer
+
+if TYPE_CHECKING:
+    from gunicorn.arbiter import Arbiter
+    from gunicorn.config import Config
+
+bind = os.environ.get("ANVIL_BIND", "127.0.0.1:8000")
+workers = 1
+worker_class = "gthread"
+_cap = int(os.environ.get("ANVIL_MAX_CONCURRENCY", "512"))
+threads = _cap + 16
+worker_connections = 2 * _cap + 64
+backlog = 2048
+preload_app = False
+max_requests = 0
+timeout = 60
+graceful_timeout = int(os.environ.get("ANVIL_GRACEFUL_TIMEOUT", "30"))
+keepalive = 75
+control_socket_disable = True
+accesslog = None
+errorlog = "-"
+proc_name = "anvil"
+
+REFUSED_TO_START: Final = 2
+_ONE_LEDGER = "the admission ledger lives in one process"
+
+
+def refusals(cfg: "Config") -> list[str]:
+    """Why these final settings would break an invariant of the process; empty when they would not."""
+    rules = [
+        (cfg.workers != 1, f"workers must be 1: {_ONE_LEDGER}"),
+        (bool(cfg.preload_app), f"preload_app must be off: {_ONE_LEDGER}"),
+        (cfg.max_requests != 0, "max_requests must be 0: a recycled worker would cut its streams"),
+        (bool(cfg.reload), "reload must be off: a reload would cut every stream"),
+        (not cfg.control_socket_disable, "the control socket must be off: it can add workers"),
+        (cfg.is_ssl, "certfile and keyfile are refused: TLS is the reverse proxy's"),
+        ("h2" in cfg.http_protocols, "HTTP/2 must be off"),
+        (cfg.reuse_port, "reuse_port must be off: a second process would take connections unseen"),
+    ]
+    return [message for broken, message in rules if broken]
+
+
+def on_starting(server: "Arbiter") -> None:
+    """Refuse unsafe settings, and answer the signals that would fork a second worker with a log line."""
+    faults = refusals(server.cfg)
+    if faults:
+        raise HaltServer("refusing to start: " + "; ".join(faults), REFUSED_TO_START)
+
+    def refuse(name: str) -> None:
+        logging.getLogger("anvil.process").warning("SIG%s is ignored: %s", name.upper(), _ONE_LEDGER)
+
+    for name in ("ttin", "ttou", "usr2"):
+        setattr(server, f"handle_{name}", lambda name=name: refuse(name))

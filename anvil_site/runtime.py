@@ -1,0 +1,175 @@
+"""The composition root: builds and owns the one ledger, its router and what records its decisions.
+
+A process that serves requests has one `Runtime`. `start` takes the ledger lock, or stands by for it while
+every data-plane request gets a 503; configuration, snapshot and intents are read after the lock is held.
+Nothing here runs at import, and no thread exists before `start`.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from django.conf import settings
+from django.core.management import call_command
+from django.db import close_old_connections
+
+from anvil_site.ownership import LedgerLock
+from routing import publishing
+from routing.config import Tier
+from routing.models import RouterSnapshot
+from routing.records import DecisionRecord
+from routing.router import PressureSource, Router
+from routing.router import bind as bind_router
+from routing.snapshot import SnapshotError, validate_files
+from routing.views import DataPlane, Limits
+from telemetry import process
+from telemetry.decisions import DecisionLog, JsonlWriter, LineLogger
+from telemetry.evidence import ProcessEvidence
+from telemetry.pressure import ReplicaPressureCache
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+logger = logging.getLogger("anvil.runtime")
+
+STANDBY_POLL: Final = 0.25
+"""Seconds between two attempts of a standing-by process at the lock."""
+
+HOUSEKEEPING_SECONDS: Final = 1.0
+
+
+class StartRefused(Exception):
+    """The process must not serve; the text is for its operator's log and names no secret."""
+
+
+class Runtime:
+    """One process's parts, from start to stop."""
+
+    def __init__(self, *, data_dir: Path, auth: bool) -> None:
+        self._data_dir = data_dir
+        self._lock = LedgerLock(data_dir)
+        self._stopping = threading.Event()
+        self._line_logger = LineLogger(emit=logging.getLogger("anvil.decisions").info)
+        self._sinks: list[Callable[[DecisionRecord], object]] = [self._line_logger.offer]
+        self.log = DecisionLog(sinks=[self._hand_on])
+        self._jsonl: JsonlWriter | None = None
+        self._data_plane: DataPlane | None = None
+        self.evidence = ProcessEvidence(self.log)
+        self.router = Router(evidence=self.evidence, pressure_factory=make_pressure, auth=auth)
+
+    def data_plane(self, fallback: "WSGIApplication | None" = None) -> DataPlane:
+        """The WSGI application over this runtime; ``fallback``, when given, answers what is not its own."""
+        if self._data_plane is None:
+            limits = Limits(
+                max_body_bytes=settings.ANVIL_MAX_BODY_BYTES, max_concurrency=settings.ANVIL_MAX_CONCURRENCY
+            )
+            self._data_plane = DataPlane(self.router, limits=limits)
+        if fallback is not None:
+            self._data_plane.fallback = fallback
+        return self._data_plane
+
+    def start(self) -> None:
+        """Begin to serve: as the owner when the lock is free, else standing by. Raises StartRefused."""
+        bind_router(self.router)
+        process.bind(self.evidence)
+        if self._lock.try_acquire():
+            self._own()
+            return
+        logger.warning("another process owns the ledger: standing by, requests are answered 503")
+        threading.Thread(target=self._stand_by, name="anvil-standby", daemon=True).start()
+
+    def stop(self) -> None:
+        """End every thread and give the lock back. Idempotent; waits a few seconds at most."""
+        self._stopping.set()
+        self.router.close()
+        self._line_logger.stop(timeout=2.0)
+        if self._jsonl is not None:
+            self._jsonl.stop(timeout=2.0)
+        self._lock.release()
+
+    def _own(self) -> None:
+        # Only the owner migrates, so two processes never do at once.
+        call_command("migrate", verbosity=0, interactive=False)
+        self._install_first()
+        row = publishing.active_row()
+        if row is None:
+            logger.warning("no configuration is active: install one (anvil router install-config)")
+        else:
+            try:
+                snapshot = publishing.load(row)
+            except SnapshotError as error:
+                raise StartRefused(f"the active snapshot is not valid: {error.code}") from None
+            self.router.install(snapshot, snapshot_id=row.pk)
+            self._open_jsonl(snapshot.config.server.decision_log_path)
+        self.router.set_keys(())
+        self._line_logger.start()
+        threading.Thread(target=self._keep_house, name="anvil-housekeeping", daemon=True).start()
+        threading.Thread(target=self._reap, name="anvil-reaper", daemon=True).start()
+        self.router.owns_ledger = True
+        logger.info("this process owns the ledger")
+
+    def _install_first(self) -> None:
+        """On the first start, install the documents that the environment names."""
+        config: Path | None = settings.ANVIL_CONFIG
+        if config is None or publishing.active_row() is not None:
+            return
+        try:
+            snapshot = validate_files(config, settings.ANVIL_TOPOLOGY, settings.ANVIL_TOPOLOGY_OVERLAY)
+        except SnapshotError as error:
+            raise StartRefused(f"ANVIL_CONFIG was refused: {error.code} (see anvil router check)") from None
+        publishing.install_into_empty(snapshot, source=RouterSnapshot.Source.FIRST_START, actor="start")
+
+    def _stand_by(self) -> None:
+        while not self._stopping.wait(STANDBY_POLL):
+            if self._lock.try_acquire():
+                try:
+                    self._own()
+                except Exception:
+                    logger.exception("taking over the ledger failed")
+                    self._lock.release()
+                    continue
+                finally:
+                    close_old_connections()
+                return
+
+    def _keep_house(self) -> None:
+        while not self._stopping.wait(HOUSEKEEPING_SECONDS):
+            self.router.pool.sweep()
+
+    def _reap(self) -> None:
+        while not self._stopping.is_set():
+            if self.router.active is None:
+                self._stopping.wait(1.0)
+            elif self.router.ledger.reap(1.0):
+                logger.error("a lease was lost and has been given back")
+
+    def _hand_on(self, record: DecisionRecord) -> None:
+        for sink in self._sinks:
+            sink(record)
+
+    def _open_jsonl(self, path: str | None) -> None:
+        if path is None:
+            return
+        self._jsonl = JsonlWriter(self._data_dir / path)
+        self._jsonl.start()
+        self._sinks.append(self._jsonl.offer)
+
+
+def make_pressure(tiers: tuple[Tier, ...], previous: PressureSource | None) -> PressureSource:
+    """Pressure of ``tiers``; unchanged members keep their samples."""
+    if isinstance(previous, ReplicaPressureCache):
+        return previous.successor(tiers)
+    return ReplicaPressureCache(tiers)
+
+
+_runtime: Runtime | None = None
+
+
+def get_runtime() -> Runtime:
+    """This process's runtime, built from the settings when first asked for; not started."""
+    global _runtime
+    if _runtime is None:
+        _runtime = Runtime(data_dir=settings.ANVIL_DATA, auth=settings.ANVIL_AUTH)
+    return _runtime

@@ -1,0 +1,152 @@
+"""Environment -> Django settings: the one place where the process environment is read into Django.
+
+Everything Anvil itself needs besides (bind address, limits, switches) is read here too and named
+``ANVIL_*``, so that ``anvil_site.runtime`` and the views take typed values and never parse the environment.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+import dj_database_url
+from environs import Env, validate
+
+env = Env()
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+ANVIL_DATA: Path = env.path("ANVIL_DATA", Path.cwd() / "var").resolve()
+"""The data directory: database, ledger lock, secret key, decision log. Nothing is written outside it."""
+
+ANVIL_BIND: str = env.str("ANVIL_BIND", "127.0.0.1:8000")
+ANVIL_AUTH: bool = env.str("ANVIL_AUTH", "on", validate=validate.OneOf(["on", "off"])) == "on"
+"""Off only for a loopback bind; checked at start and fixed for the life of the process."""
+
+ANVIL_MAX_BODY_BYTES: int = env.int(
+    "ANVIL_MAX_BODY_BYTES", 32 * 1024 * 1024, validate=validate.Range(1024, 1024**3)
+)
+ANVIL_MAX_CONCURRENCY: int = env.int("ANVIL_MAX_CONCURRENCY", 512, validate=validate.Range(1, 16_384))
+ANVIL_BODY_BUDGET: int = env.int(
+    "ANVIL_BODY_BUDGET", 512 * 1024 * 1024, validate=validate.Range(1024, 1024**4)
+)
+ANVIL_CONFIG: Path | None = env.path("ANVIL_CONFIG", None)
+ANVIL_TOPOLOGY: Path | None = env.path("ANVIL_TOPOLOGY", None)
+ANVIL_TOPOLOGY_OVERLAY: Path | None = env.path("ANVIL_TOPOLOGY_OVERLAY", None)
+
+
+def _secret_key() -> str:
+    """The environment's key, else the data directory's own, made once and readable by its owner alone."""
+    given: str = env.str("ANVIL_SECRET_KEY", "")
+    if given:
+        return given
+    path = ANVIL_DATA / "secret_key"
+    ANVIL_DATA.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text().strip()
+    key = secrets.token_urlsafe(48)
+    with open(fd, "w") as file:
+        file.write(key)
+    return key
+
+
+SECRET_KEY = _secret_key()
+DEBUG = env.bool("ANVIL_DEBUG", False)
+ALLOWED_HOSTS: list[str] = env.list("ANVIL_ALLOWED_HOSTS", ["127.0.0.1", "localhost", "[::1]"])
+CSRF_TRUSTED_ORIGINS: list[str] = env.list("ANVIL_TRUSTED_ORIGINS", [])
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "admission",
+    "routing",
+    "telemetry",
+    "anvil_site",
+]
+
+MIDDLEWARE = [
+    # First, so that the data plane never sees sessions, CSRF or Django's authentication.
+    "anvil_site.middleware.DataPlaneMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+ROOT_URLCONF = "anvil_site.urls"
+WSGI_APPLICATION = "anvil_site.wsgi.application"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+DATABASES = {
+    "default": dj_database_url.parse(
+        env.str("DATABASE_URL", f"sqlite:///{ANVIL_DATA / 'anvil.sqlite3'}"), conn_health_checks=True
+    )
+}
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    DATABASES["default"]["OPTIONS"] = {
+        "timeout": 5,
+        "transaction_mode": "IMMEDIATE",
+        # FULL: an operator's quiesce must survive a power cut.
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;",
+    }
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
+]
+LOGIN_URL = "admin:login"
+
+LANGUAGE_CODE = "en-gb"
+TIME_ZONE = "UTC"
+USE_I18N = False
+USE_TZ = True
+
+STATIC_URL = "static/"
+STATIC_ROOT = ANVIL_DATA / "static"
+# Served from the packages themselves: no collectstatic step between a checkout and a working console.
+WHITENOISE_USE_FINDERS = True
+
+REST_FRAMEWORK = {
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_AUTHENTICATION_CLASSES": ["routing.authentication.BearerAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["routing.authentication.HasScope"],
+    "EXCEPTION_HANDLER": "routing.api.exception_handler",
+    "UNAUTHENTICATED_USER": None,
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "{asctime} {levelname} {name} {message}", "style": "{"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {
+        "anvil": {"handlers": ["stderr"], "level": env.str("ANVIL_LOG_LEVEL", "INFO")},
+        "django": {"handlers": ["stderr"], "level": "WARNING"},
+    },
+}

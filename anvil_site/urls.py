@@ -1,0 +1,11 @@
+from django.contrib import admin
+from django.urls import include, path, re_path
+
+from routing.api import not_found
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("v1/", include("routing.urls")),
+    path("v1/", include("telemetry.urls")),
+    re_path(r"^v1/", not_found),
+]

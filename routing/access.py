@@ -1,0 +1,141 @@
+"""Who may ask for what: keys and scopes, held in memory so that a request costs no query.
+
+The ring knows SHA-256 digests only, never a key. Verification compares digests of equal length in constant
+time after one dictionary look-up by digest, which reveals nothing about a key that is not already known.
+"""
+
+import enum
+import hashlib
+import hmac
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+BOOTSTRAP_NAME: Final = "bootstrap"
+"""The name under which requests with the token of ``[server].auth_env`` are counted."""
+
+ANONYMOUS_NAME: Final = "anonymous"
+
+
+class Scope(enum.StrEnum):
+    """What a key may be used for."""
+
+    INFER = "infer"
+    OBSERVE = "observe"
+    OPERATE = "operate"
+    CONFIGURE = "configure"
+
+
+ALL_SCOPES: Final = frozenset(Scope)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key as the ring holds it. ``expires_at`` is wall-clock seconds; the bootstrap has no ``key_id``."""
+
+    key_id: int | None
+    name: str
+    digest: bytes
+    scopes: frozenset[Scope]
+    max_concurrency: int | None = None
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whose request this is: the key's name, its scopes and its place counter."""
+
+    name: str
+    scopes: frozenset[Scope]
+    key_id: int | None = None
+    max_concurrency: int | None = None
+
+    def may(self, *scopes: Scope) -> bool:
+        """Whether any of ``scopes`` is held."""
+        return any(scope in self.scopes for scope in scopes)
+
+
+ANONYMOUS: Final = Principal(ANONYMOUS_NAME, ALL_SCOPES)
+"""Everybody, when the process was started with authentication off."""
+
+
+def digest(secret: str) -> bytes:
+    """The SHA-256 under which a key is stored and looked up (keys are 256 random bits: no salt needed)."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+class KeyRing:
+    """The keys that are valid now. Reading takes no lock: each change replaces one immutable mapping."""
+
+    def __init__(self, *, enabled: bool = True, wall_clock: Callable[[], float] = time.time) -> None:
+        self.enabled = enabled
+        self._wall_clock = wall_clock
+        self._by_digest: dict[bytes, Key] = {}
+        self._in_flight: dict[str, int] = {}
+        self._last_used: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._by_digest
+
+    def replace(self, keys: Iterable[Key]) -> None:
+        """Make ``keys`` the whole ring; what is not among them fails on its next request."""
+        self._by_digest = {key.digest: key for key in keys}
+
+    def verify(self, secret: str | None) -> Principal | None:
+        """The principal behind ``secret``, or None; with authentication off everybody is anonymous."""
+        if not self.enabled:
+            return ANONYMOUS
+        if not secret:
+            return None
+        offered = digest(secret)
+        key = self._by_digest.get(offered)
+        if key is None or not hmac.compare_digest(key.digest, offered):
+            return None
+        now = self._wall_clock()
+        if key.expires_at is not None and now >= key.expires_at:
+            return None
+        if key.key_id is not None:
+            self._last_used[key.key_id] = now
+        return Principal(key.name, key.scopes, key.key_id, key.max_concurrency)
+
+    def enter(self, principal: Principal) -> bool:
+        """Take one of the key's own places; False when all are taken. Pair with ``leave``."""
+        with self._lock:
+            running = self._in_flight.get(principal.name, 0)
+            if principal.max_concurrency is not None and running >= principal.max_concurrency:
+                return False
+            self._in_flight[principal.name] = running + 1
+        return True
+
+    def leave(self, principal: Principal) -> None:
+        """Give the place back that ``enter`` took."""
+        with self._lock:
+            left = self._in_flight.get(principal.name, 0) - 1
+            if left > 0:
+                self._in_flight[principal.name] = left
+            else:
+                self._in_flight.pop(principal.name, None)
+
+    def in_flight(self) -> dict[str, int]:
+        """How many requests are running now, by key name; names without any are absent."""
+        with self._lock:
+            return dict(self._in_flight)
+
+    def drain_last_used(self) -> dict[int, float]:
+        """When each key was last used since the last call (wall-clock seconds), for the row's column."""
+        used, self._last_used = self._last_used, {}
+        return used
+
+
+def presented_secret(authorization: str | None, api_key: str | None) -> str | None:
+    """The secret of ``Authorization: Bearer`` or, without one, of ``x-api-key``."""
+    if authorization is not None:
+        scheme, _, value = authorization.partition(" ")
+        if scheme.lower() == "bearer" and value.strip():
+            return value.strip()
+        return None
+    return api_key.strip() if api_key else None

@@ -1,0 +1,243 @@
+"""What this process routes with: keys, ledger, readiness, connections and the active configuration.
+
+One `Router` lives as long as its process. `install` makes a validated snapshot the active one, the first time
+and at every change: the ledger's states, probe results and pressure samples of what did not change carry
+over, so that its traffic does not notice. Whoever serves people or programs asks `live()` for it.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from admission.core import AdmissionError, MemberScope, TierAdmission, TierScope
+from admission.replica_scheduler import ReplicaPressure
+from routing.access import ALL_SCOPES, BOOTSTRAP_NAME, Key, KeyRing, digest
+from routing.availability import HttpHealthAvailability, targets_from_config
+from routing.config import RouterConfig, Tier
+from routing.dialects.base import Dialect
+from routing.gateway import Caller, Evidence, Gateway, Reply
+from routing.relay import Dispatch
+from routing.snapshot import ValidatedSnapshot
+from routing.upstream import ConnectionPool
+
+Intent = tuple[str, str | None, str]
+"""A quiesced scope: tier id, member id or None, reason."""
+
+
+class PressureSource(Protocol):
+    """The owner of pressure samples for the capacity tiers it was made for."""
+
+    def snapshot(self, tier_id: str) -> Mapping[str, ReplicaPressure]: ...
+
+    def peek(self, tier_id: str) -> Mapping[str, ReplicaPressure]: ...
+
+    def close(self) -> None: ...
+
+
+PressureFactory = Callable[[tuple[Tier, ...], PressureSource | None], PressureSource]
+"""Makes the source for these capacity tiers; samples of unchanged members carry over from the old one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Active:
+    """The configuration that is being served, and which stored snapshot it came from."""
+
+    snapshot_id: int
+    snapshot: ValidatedSnapshot
+    gateway: Gateway
+
+    @property
+    def config(self) -> RouterConfig:
+        return self.snapshot.config
+
+
+class Router:
+    """The data plane's owner. Threads of its own exist between the first `install` and `close` only."""
+
+    def __init__(
+        self,
+        *,
+        evidence: Evidence,
+        pressure_factory: PressureFactory,
+        auth: bool = True,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.evidence = evidence
+        self.ring = KeyRing(enabled=auth)
+        self.pool = ConnectionPool()
+        self.owns_ledger = False
+        self.draining = False
+        self.active: Active | None = None
+        self._ledger: TierAdmission | None = None
+        self._availability: HttpHealthAvailability | None = None
+        self._pressure: PressureSource | None = None
+        self._pressure_factory = pressure_factory
+        self._environ = environ
+        self._swap = threading.Lock()
+
+    @property
+    def gateway(self) -> Gateway | None:
+        """The path under the active configuration; None before the first `install`."""
+        active = self.active
+        return active.gateway if active is not None else None
+
+    @property
+    def ledger(self) -> TierAdmission:
+        """The one ledger. Raises RuntimeError before the first `install`."""
+        if self._ledger is None:
+            raise RuntimeError("no configuration is active")
+        return self._ledger
+
+    @property
+    def availability(self) -> HttpHealthAvailability:
+        """Readiness of every target. Raises RuntimeError before the first `install`."""
+        if self._availability is None:
+            raise RuntimeError("no configuration is active")
+        return self._availability
+
+    @property
+    def pressure(self) -> PressureSource | None:
+        """The pressure of capacity tiers; None when no capacity tier is configured."""
+        return self._pressure
+
+    def not_ready_reason(self) -> str | None:
+        """Why ``/readyz`` is down, in one fixed word; None when requests are being served."""
+        if not self.owns_ledger:
+            return "not_ledger_owner"
+        if self.draining:
+            return "draining"
+        if self.active is None or self._availability is None:
+            return "not_configured"
+        return None if self._availability.first_round_complete else "first_probes_pending"
+
+    def handle(self, dialect: Dialect, body: bytes, caller: Caller) -> Reply | Dispatch | None:
+        """Serve one request under the configuration that is active now (see `Gateway.handle`).
+
+        A request that meets a swap half-way finds the ledger ahead of its gateway; nothing was reserved or
+        sent then, so it starts again under the new one.
+        """
+        gateway = self.gateway
+        while gateway is not None:
+            try:
+                return gateway.handle(dialect, body, caller)
+            except AdmissionError:
+                with self._swap:
+                    latest = self.gateway
+                if latest is gateway:
+                    raise
+                gateway = latest
+        raise RuntimeError("no configuration is active")
+
+    def install(
+        self, snapshot: ValidatedSnapshot, *, snapshot_id: int, intents: Iterable[Intent] = ()
+    ) -> None:
+        """Make ``snapshot`` the active configuration; ``intents`` hold before anything new is acquired."""
+        config = snapshot.config
+        scopes = [admission_scope(tier) for tier in config.tiers]
+        targets = targets_from_config(config)
+        capacity_tiers = tuple(tier for tier in config.tiers if tier.strategy == "capacity")
+        settings = config.router
+        with self._swap:
+            if self._ledger is None or self._availability is None:
+                self._ledger = TierAdmission(scopes, quiesced=intents)
+                self._availability = HttpHealthAvailability(
+                    targets,
+                    interval=settings.availability_probe_interval,
+                    timeout=settings.availability_probe_timeout,
+                    max_bytes=settings.availability_probe_max_bytes,
+                    environ=self._environ,
+                )
+                self._availability.use_quiesced(self.quiesced_scopes)
+                self._availability.start()
+            else:
+                self._ledger.reconfigure(scopes, quiesced=intents)
+                self._availability.reconfigure(
+                    targets,
+                    interval=settings.availability_probe_interval,
+                    timeout=settings.availability_probe_timeout,
+                    max_bytes=settings.availability_probe_max_bytes,
+                )
+            previous = self._pressure
+            self._pressure = self._pressure_factory(capacity_tiers, previous) if capacity_tiers else None
+            self.active = Active(
+                snapshot_id=snapshot_id,
+                snapshot=snapshot,
+                gateway=Gateway(
+                    config,
+                    ledger=self._ledger,
+                    availability=self._availability,
+                    pressure=self._pressure.snapshot if self._pressure is not None else _no_pressure,
+                    pool=self.pool,
+                    evidence=self.evidence,
+                    environ=self._environ,
+                ),
+            )
+        if previous is not None and previous is not self._pressure:
+            previous.close()
+
+    def set_keys(self, keys: Iterable[Key]) -> None:
+        """Make ``keys`` and the configuration's bootstrap token the whole key ring."""
+        auth_env = self.active.config.server.auth_env if self.active is not None else None
+        secret = self._environ.get(auth_env) if auth_env is not None else None
+        bootstrap = (
+            [Key(key_id=None, name=BOOTSTRAP_NAME, digest=digest(secret), scopes=ALL_SCOPES)]
+            if secret
+            else []
+        )
+        self.ring.replace([*keys, *bootstrap])
+
+    def quiesced_scopes(self) -> frozenset[tuple[str, str | None]]:
+        """Every quiesced scope: (tier id, None) for a tier, (tier id, member id) for a member."""
+        if self._ledger is None:
+            return frozenset()
+        scopes: set[tuple[str, str | None]] = set()
+        for snapshot in self._ledger.snapshots():
+            if snapshot.state == "quiesced":
+                scopes.add((snapshot.tier_id, None))
+            for member in snapshot.members:
+                if member.state == "quiesced":
+                    scopes.add((snapshot.tier_id, member.member_id))
+        return frozenset(scopes)
+
+    def close(self) -> None:
+        """Stop probes and collectors and close idle connections. Running exchanges are not touched."""
+        if self._availability is not None:
+            self._availability.stop(timeout=1.0)
+        if self._pressure is not None:
+            self._pressure.close()
+        self.pool.close()
+
+
+def admission_scope(tier: Tier) -> TierScope:
+    """What the ledger needs to know of a tier."""
+    return TierScope(
+        tier_id=tier.id,
+        max_concurrency=tier.admission_ceiling,
+        strategy=tier.strategy,
+        members=tuple(
+            MemberScope(member_id=member.id, max_concurrency=member.max_concurrency)
+            for member in tier.replicas
+        ),
+    )
+
+
+def _no_pressure(tier_id: str) -> None:
+    """Without a capacity tier there is no pressure to read."""
+
+
+_live: Router | None = None
+
+
+def bind(router: Router | None) -> None:
+    """Make ``router`` the one that this process's views and commands talk to."""
+    global _live
+    _live = router
+
+
+def live() -> Router:
+    """The router of this process. Raises RuntimeError where none was started."""
+    if _live is None:
+        raise RuntimeError("no router runs in this process")
+    return _live

@@ -1,0 +1,7 @@
+from django.urls import path
+
+from routing import api
+
+urlpatterns = [
+    path("admin/transition", api.TransitionView.as_view(), name="transition"),
+]

@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _usage(command: Command) -> str:
-    """Our own: argparse would show a required option as optional, since its absence is refused in ``parse``."""
+    """Our own, since argparse would show required options, whose absence ``parse`` refuses, as optional."""
     words = [PROGRAM, command.label]
     for option in command.all_options:
         word = f"--{option.name}" + ("" if option.form is None else f" {option.form.metavar}")

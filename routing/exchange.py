@@ -12,24 +12,39 @@ Whatever drives it (a blocking thread, an event loop) only moves bytes:
         1. if ``exchange.over`` has turned true: release the lease, once, BEFORE anything is written
         2. if ``exchange.head`` has turned non-None and was not sent: send it
         3. send ``body`` (no transfer framing: that is the driver's) if it is not empty
-    after ``over``: end the caller's message (a proper end of the framing, so that an error event arrives);
-    close the caller's connection if ``close_client``; pool the upstream connection if ``reusable``.
+    after ``over``: end the caller's message (a proper end of the framing, so that an error event arrives,
+    unless ``truncated``); close the caller's connection if ``close_client``; pool the upstream connection if
+    ``reusable``, else close it, or read on for a moment if ``drainable``.
 
 An exchange is over at one moment: with the upstream's terminal event, the last byte of a whole body, a
 failure, or the caller's leaving. The upstream's message may still have framing to come then (a last chunk):
-a driver may go on calling `receive` until ``complete`` so that the connection can be pooled, or close it.
-Every call after ``over`` returns ``b""`` and changes nothing of ``head``, ``outcome`` or ``close_client``.
+while ``drainable`` a driver may go on calling `receive`, so that the connection can be pooled. Every call
+after ``over`` returns ``b""`` and changes nothing of ``head``, ``outcome`` or ``close_client``.
 
-While nothing has gone to the caller every failure is a plain HTTP error in its dialect; from then on it is
-one error event, no terminal event, and the connection closes.
+While nothing has gone to the caller every failure is a plain HTTP error in its dialect, a malformed first
+event and an error reported as the first event included; from then on it is one error event, no terminal
+event, and the connection closes.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import Final, Literal
 
-from routing.dialects.base import Translator, Usage
+from routing.dialects import errors
+from routing.dialects.base import (
+    JSON,
+    Answer,
+    Failure,
+    MalformedAnswer,
+    Translator,
+    UpstreamRefusal,
+    Usage,
+)
+from routing.http1 import ResponseHead, ResponseParser
+from routing.sse import EventFramer, read_block
 
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 """Bound of a whole answer, decoded."""
@@ -37,9 +52,33 @@ MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 MAX_EVENT_BYTES: Final = 1024 * 1024
 """Bound of one server-sent event."""
 
+MAX_ERROR_BYTES: Final = 1024 * 1024
+"""Bound of an error's body; beyond it the caller gets the status with a fixed message."""
+
+MAX_RETRY_AFTER: Final = 3600
+"""The longest wait, in seconds, that an upstream may ask of a caller."""
+
+EVENT_STREAM: Final = "text/event-stream"
+
 ClosedReason = Literal[
     "served", "served_output_clamped", "client_disconnected", "backend_error", "completion_error"
 ]
+"""How an exchange can end. ``backend_error``: the upstream began no successful answer (unreachable, silent,
+an error status, an unreadable head). ``completion_error``: it began one (a 2xx head) which ended early or
+could not be used."""
+
+_STREAM_HEADERS: Final = (
+    ("Content-Type", f"{EVENT_STREAM}; charset=utf-8"),
+    ("Cache-Control", "no-cache"),
+    ("X-Accel-Buffering", "no"),
+)
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(?:[ \t]*;[ -~]*)?")
+_SECONDS = re.compile(r"[0-9]{1,4}")
+_MONTHS: Final = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+_HTTP_DATE = re.compile(
+    r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), ([0-9]{2}) (" + "|".join(_MONTHS) + r") ([0-9]{4})"
+    r" ([0-9]{2}):([0-9]{2}):([0-9]{2}) GMT"
+)
 
 
 class Fault(Enum):
@@ -91,10 +130,38 @@ class Exchange:
     ``outcome``       None until over
     ``complete``      the upstream's message has been read to its end
     ``reusable``      over, complete, and the connection may carry another request
+    ``drainable``     over, and the connection becomes reusable once the rest of the message has been read
     ``close_client``  the caller's connection must close after the last bytes
+    ``truncated``     the caller's message must be left without its proper end: an opaque answer broke off
     ``answering``     a byte of the answer's body has come (or its end): first_byte_timeout no longer applies
     ``first_output``  the first event or body byte of a success has been handed out
     """
+
+    __slots__ = (
+        "_accepted",
+        "_at_end",
+        "_clamped",
+        "_framer",
+        "_max_body",
+        "_parser",
+        "_parts",
+        "_reason",
+        "_sent",
+        "_sink",
+        "_size",
+        "_started",
+        "_strike",
+        "_tainted",
+        "_translator",
+        "_unreachable",
+        "answering",
+        "close_client",
+        "first_output",
+        "head",
+        "outcome",
+        "over",
+        "truncated",
+    )
 
     def __init__(
         self,
@@ -105,20 +172,347 @@ class Exchange:
         max_body: int = MAX_BODY_BYTES,
         max_event: int = MAX_EVENT_BYTES,
     ) -> None:
-        raise NotImplementedError
+        self.head: Head | None = None
+        self.over = False
+        self.outcome: Outcome | None = None
+        self.close_client = False
+        self.truncated = False
+        self.answering = False
+        self.first_output = False
+        self._translator = translator
+        self._strike = strike
+        self._clamped = clamped
+        self._max_body = max_body
+        self._parser = ResponseParser(max_decoded=max_body)
+        self._framer = EventFramer(max_event=max_event)
+        self._sink: Callable[[bytes], bytes] = self._discard
+        """Takes the body's bytes; which method, the upstream's head decides."""
+        self._at_end: Callable[[], bytes] = self._nothing
+        """Called when the body is complete and the exchange is not over yet."""
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._sent = 0
+        self._reason: ClosedReason = "served"
+        self._started = False
+        self._accepted = False
+        """The upstream has begun a successful answer."""
+        self._tainted = False
+        """The upstream's connection must not be used again."""
+        self._unreachable = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the upstream's message has been read to its end."""
+        return self._parser.complete
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the upstream's connection may carry another request now."""
+        return self.over and not self._tainted and self._parser.reusable
+
+    @property
+    def drainable(self) -> bool:
+        """Whether reading the rest of the upstream's message would make its connection reusable."""
+        return self.over and not self._tainted and self._parser.will_be_reusable
+
+    # What a driver calls
 
     def receive(self, data: bytes) -> bytes:
         """Bytes from the upstream, at least one; returns body bytes for the caller."""
-        raise NotImplementedError
+        self._started = True
+        parser = self._parser
+        begun = parser.head is not None
+        body = parser.feed(data)
+        out = b""
+        if not begun and parser.head is not None:
+            out = self._begin(parser.head)
+        if body:
+            self.answering = True
+            out += self._sink(body)
+        if parser.complete:
+            self.answering = True
+            if not self.over:
+                out += self._at_end()
+        elif parser.malformed:
+            out += self._break_off(errors.INVALID_ANSWER)
+        return self._hand_out(out)
 
     def receive_eof(self) -> bytes:
-        """The upstream closed its sending side."""
-        raise NotImplementedError
+        """The upstream closed its sending side: the end of a body without a length, else a cut."""
+        parser = self._parser
+        parser.feed_eof()
+        if self.over:
+            out = b""
+        elif parser.complete or (self._sink == self._take_events and not parser.malformed):
+            # A cut stream may have had its terminal event, but for the blank line.
+            self.answering = True
+            out = self._at_end()
+        elif parser.malformed:
+            out = self._break_off(errors.INVALID_ANSWER)
+        else:
+            out = self._break_off(self._broken())
+        return self._hand_out(out)
 
     def fail(self, fault: Fault) -> bytes:
         """The upstream's connection failed, or stayed silent too long."""
-        raise NotImplementedError
+        failure = errors.TIMED_OUT if fault is Fault.TIMEOUT else self._broken()
+        return self._hand_out(self._break_off(failure))
 
     def abort(self) -> None:
         """The caller is gone: over at once, nothing more to send."""
-        raise NotImplementedError
+        if not self.over:
+            self._tainted = True
+            self._close("client_disconnected")
+            self._hand_out(b"")
+
+    def _broken(self) -> Failure:
+        self._unreachable = not (self._started or self.over)
+        return errors.UNREACHABLE if self._unreachable else errors.INCOMPLETE
+
+    # The upstream's head
+
+    def _begin(self, head: ResponseHead) -> bytes:
+        """The final head has come: what kind of answer is it, and who takes its body."""
+        if not 200 <= head.status < 300:
+            if head.status in errors.KEPT_STATUSES:
+                self._sink, self._at_end = self._collect, self._refuse
+                return b""
+            # Whatever its body says is ours to mend: nothing to wait for, though a pool may still drain it.
+            return self._fail(errors.UPSTREAM_ERROR)
+        self._accepted = True
+        answer = self._translator.answer
+        is_stream = head.media_type == EVENT_STREAM
+        if answer is Answer.OPAQUE:
+            self._sink, self._at_end = self._pass_on, self._end_opaque
+        elif answer is Answer.EVENTS and is_stream:
+            self._sink, self._at_end = self._take_events, self._end_events
+        elif answer is Answer.EVENTS and _is_json(head.media_type):
+            self._sink, self._at_end = self._collect, self._end_unstreamed
+        elif answer is Answer.WHOLE and not is_stream:
+            self._sink, self._at_end = self._collect, self._end_whole
+        else:
+            return self._break_off(errors.INVALID_ANSWER)
+        return b""
+
+    # Whole bodies: answers and refusals
+
+    def _collect(self, body: bytes) -> bytes:
+        self._parts.append(body)
+        self._size += len(body)
+        if self._size <= (self._max_body if self._accepted else MAX_ERROR_BYTES):
+            return b""
+        return self._break_off(errors.INVALID_ANSWER)
+
+    def _body(self) -> bytes:
+        body = b"".join(self._parts)
+        self._parts = []
+        return body
+
+    def _end_whole(self) -> bytes:
+        head = self._parser.head
+        try:
+            whole = self._translator.whole(self._body(), head.media_type if head is not None else "")
+        except MalformedAnswer:
+            return self._break_off(errors.INVALID_ANSWER)
+        except UpstreamRefusal as refusal:
+            return self._refuse_inside(refusal, errors.UPSTREAM_ERROR)
+        self._set_plain_head(200, whole.content_type, whole.body)
+        self.first_output = True
+        self._close_served()
+        return whole.body
+
+    def _end_unstreamed(self) -> bytes:
+        """JSON where a stream was asked for: nothing that the caller could use but an error's message."""
+        return self._refuse_inside(errors.refusal_in(self._body()), errors.INVALID_ANSWER)
+
+    def _refuse_inside(self, refusal: UpstreamRefusal, otherwise: Failure) -> bytes:
+        """A refusal in the body of a 2xx, complete."""
+        if refusal.status in errors.KEPT_STATUSES:
+            return self._fail(errors.refused(refusal.status, refusal.message, self._strike))
+        return self._fail(otherwise)
+
+    def _refuse(self) -> bytes:
+        """One of the statuses that the caller gets as it is; with no body (any more) a fixed message."""
+        head = self._parser.head
+        if head is None:
+            return self._fail(errors.INVALID_ANSWER)
+        message = errors.refusal_in(self._body()).message
+        retry_after = _safe_retry_after(head.retry_after) if head.status == 429 else None
+        return self._fail(errors.refused(head.status, message, self._strike), retry_after=retry_after)
+
+    # Opaque bytes
+
+    def _pass_on(self, body: bytes) -> bytes:
+        if self.head is None:
+            head = self._parser.head
+            content_type = head.content_type if head is not None else ""
+            if _MEDIA_TYPE.fullmatch(content_type) is None:
+                content_type = "application/octet-stream"
+            self.head = Head(status=200, headers=(("Content-Type", content_type),), streaming=True)
+            self.first_output = True
+        return body
+
+    def _end_opaque(self) -> bytes:
+        if self.head is None:
+            return self._break_off(errors.INVALID_ANSWER)
+        self._close_served()
+        return b""
+
+    # Server-sent events
+
+    def _take_events(self, body: bytes) -> bytes:
+        framer = self._framer
+        blocks = iter(framer.feed(body))
+        translator = self._translator
+        event = translator.event
+        out: list[bytes] = []
+        failure = errors.INVALID_ANSWER if framer.oversized else None
+        try:
+            for block in blocks:
+                if block.startswith(b"data: ") and b"\n" not in block:
+                    out.append(event(block[6:], b""))
+                    if translator.terminal:
+                        break
+                elif block := block.strip(b"\n"):
+                    self._take_block(block, out)
+                    if translator.terminal:
+                        break
+        except (MalformedAnswer, UnicodeDecodeError):
+            failure = errors.INVALID_ANSWER
+        except UpstreamRefusal as refusal:
+            failure = errors.reported(refusal, self._strike)
+        if out and not self.first_output:
+            self._note_first(out)
+        if translator.terminal:
+            self._end_at_terminal(any(block.strip(b"\n") for block in blocks) or framer.oversized)
+        elif failure is not None:
+            out.append(self._break_off(failure))
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def _take_block(self, block: bytes, out: list[bytes]) -> None:
+        """A block that is not one plain data line. What holds no data is passed on as it stands."""
+        comments, prefix, data = read_block(block)
+        if comments:
+            out.append(comments + b"\n")
+        if data is not None:
+            out.append(self._translator.event(data, prefix))
+        elif prefix:
+            out.append(prefix + b"\n")
+
+    def _note_first(self, out: list[bytes]) -> None:
+        if self.head is None:
+            self.head = Head(status=200, headers=_STREAM_HEADERS, streaming=True)
+        self.first_output = any(part and not part.startswith(b":") for part in out)
+
+    def _end_events(self) -> bytes:
+        """No more bytes will come. A last block may lack its blank line; is it the terminal event?"""
+        out: list[bytes] = []
+        failure = errors.INCOMPLETE
+        if block := self._framer.rest().strip(b"\n"):
+            try:
+                self._take_block(block, out)
+            except (MalformedAnswer, UnicodeDecodeError):
+                pass
+            except UpstreamRefusal as refusal:
+                failure = errors.reported(refusal, self._strike)
+        if out:
+            self._note_first(out)
+        if self._translator.terminal:
+            self._end_at_terminal(excess=False)
+        else:
+            out.append(self._break_off(failure))
+        return b"".join(out)
+
+    def _end_at_terminal(self, excess: bool) -> None:
+        self._close_served()
+        self._sink = self._after_terminal
+        if excess or self._framer.rest().strip(b"\n"):
+            self._tainted = True
+
+    def _after_terminal(self, body: bytes) -> bytes:
+        if body.strip(b"\r\n"):
+            self._tainted = True
+        return b""
+
+    # Ends
+
+    def _discard(self, body: bytes) -> bytes:
+        return b""
+
+    def _nothing(self) -> bytes:
+        return b""
+
+    def _break_off(self, failure: Failure) -> bytes:
+        """The upstream's message ended badly, or is given up: its connection with it."""
+        self._tainted = True
+        head = self._parser.head
+        if not self.over and head is not None and head.status in errors.KEPT_STATUSES:
+            # The caller's fault stays the caller's, whatever became of the rest of the explanation.
+            self._parts = []
+            return self._refuse()
+        return self._fail(failure)
+
+    def _fail(self, failure: Failure, *, retry_after: str | None = None) -> bytes:
+        if self.over:
+            return b""
+        if self.head is None:
+            body = self._translator.dialect.error(failure)
+            headers = [("x-should-retry", "false")]
+            if retry_after is not None:
+                headers.append(("Retry-After", retry_after))
+            self._set_plain_head(failure.status, JSON, body, *headers)
+        else:
+            body = self._translator.error_event(failure)
+            self.close_client = True
+            self.truncated = not body
+            self._tainted = True
+        self._close("completion_error" if self._accepted else "backend_error")
+        return body
+
+    def _set_plain_head(self, status: int, content_type: str, body: bytes, *more: tuple[str, str]) -> None:
+        headers = (("Content-Type", content_type), ("Content-Length", str(len(body))), *more)
+        self.head = Head(status=status, headers=headers, streaming=False)
+
+    def _close_served(self) -> None:
+        self._close("served_output_clamped" if self._clamped else "served")
+
+    def _close(self, reason: ClosedReason) -> None:
+        self.over = True
+        self._reason = reason
+        self._sink = self._discard
+        self._parts = []
+
+    def _hand_out(self, out: bytes) -> bytes:
+        self._sent += len(out)
+        if self.over and self.outcome is None:
+            self.outcome = Outcome(
+                outcome="served" if self._reason.startswith("served") else "error",
+                reason=self._reason,
+                status=self.head.status if self.head is not None else 0,
+                usage=self._translator.usage,
+                response_bytes=self._sent,
+                first_output=self.first_output,
+                unreachable=self._unreachable,
+            )
+        return out
+
+
+def _is_json(media_type: str) -> bool:
+    return media_type == JSON or media_type.endswith("+json")
+
+
+def _safe_retry_after(value: str | None) -> str | None:
+    """``value`` when it is 0 to `MAX_RETRY_AFTER` seconds or an HTTP date."""
+    if value is None:
+        return None
+    if _SECONDS.fullmatch(value):
+        return value if int(value) <= MAX_RETRY_AFTER else None
+    date = _HTTP_DATE.fullmatch(value)
+    if date is None:
+        return None
+    day, month, year, hour, minute, second = date.groups()
+    try:
+        datetime(int(year), _MONTHS.index(month) + 1, int(day), int(hour), int(minute), int(second))
+    except ValueError:
+        return None
+    return value

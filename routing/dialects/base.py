@@ -65,7 +65,7 @@ class Failure:
 
 
 class RequestError(ValueError):
-    """The caller's request is malformed, or cannot be carried: answered with ``failure``, nothing dispatched."""
+    """The caller's request is malformed or cannot be carried: answered with ``failure``, never dispatched."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -144,7 +144,7 @@ class Whole:
     content_type: str = JSON
 
 
-class Translator(ABC):
+class Translator:
     """Turns one upstream answer into the caller's; lives as long as one exchange.
 
     A subclass sets ``answer`` in its constructor and implements what that kind of answer calls: `event` for

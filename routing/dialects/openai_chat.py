@@ -1,0 +1,391 @@
+"""OpenAI's chat completions: read from callers, and passed through to upstreams that speak the same.
+
+A pass-through changes what is named here and nothing else; every other field goes through byte for byte, in
+both directions, unknown ones included:
+
+    request   ``model`` becomes the served name. ``extra_body_defaults`` fill what the caller left out or set
+              to null, ``extra_body`` replaces (both by top-level field; a configuration may name neither
+              ``model`` nor ``stream`` in them). Output limits above the tier's are lowered, ``max_tokens`` is
+              set where there is none. ``stream_options.include_usage`` is set on a stream whose caller did
+              not ask.
+    response  ``model`` becomes the alias, in a body and in every chunk. Where usage was asked for on our own
+              account, the chunk with nothing but usage is kept from the caller, and so is a ``usage`` of null
+              in the other chunks, which engines add for that option alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from routing.dialects import surrogates
+from routing.dialects.base import (
+    JSON,
+    Answer,
+    CallerRequest,
+    Dialect,
+    Failure,
+    MalformedAnswer,
+    RequestError,
+    Target,
+    Translator,
+    UpstreamCall,
+    Usage,
+    Whole,
+)
+from routing.dialects.errors import refusal_in
+from routing.gates import Demand
+
+_T = TypeVar("_T")
+
+_OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+_IMAGE_PARTS: Final = frozenset({"image_url", "input_image", "image", "image_pil", "image_embeds"})
+_VIDEO_PARTS: Final = frozenset({"video_url", "input_video", "video"})
+_MAX_TOKENS_REPORTED: Final = 2**53 - 1
+
+_NULL: Final = b"null"
+_TRUE: Final = Raw(b"true")
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_encode = msgspec.json.Encoder().encode
+_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_objects = msgspec.json.Decoder(list[dict[str, Raw]])
+_object = msgspec.json.Decoder(dict[str, Raw])
+_array = msgspec.json.Decoder(list[Raw])
+_string = msgspec.json.Decoder(str)
+_boolean = msgspec.json.Decoder(bool)
+_integer = msgspec.json.Decoder(int)
+
+
+class ChatDialect(Dialect):
+    """The wire of ``POST /v1/chat/completions``, and the error envelope of every OpenAI wire."""
+
+    __slots__ = ()
+
+    wire = "chat"
+
+    def parse(self, body: bytes, *, content_type: str = JSON) -> "ChatRequest":
+        """The request in ``body``, whatever its media type says. Raises `RequestError` with status 400."""
+        return ChatRequest(body)
+
+    def error(self, failure: Failure) -> bytes:
+        """``{"error": {"message", "type", "param", "code"}}``."""
+        return _encode(
+            {
+                "error": {
+                    "message": failure.message,
+                    "type": _error_type(failure.status),
+                    "param": failure.param,
+                    "code": failure.code,
+                }
+            }
+        )
+
+    def error_event(self, failure: Failure) -> bytes:
+        """The same envelope as a data event, which is how OpenAI's clients expect it in a stream."""
+        return b"data: " + self.error(failure) + b"\n\n"
+
+
+CHAT: Final = ChatDialect()
+
+
+def _error_type(status: int) -> str:
+    if status == 401:
+        return "authentication_error"
+    if status == 403:
+        return "permission_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+class ChatRequest(CallerRequest):
+    """A chat completion request: an object with a model, at least one message, and well-typed limits."""
+
+    __slots__ = ("_body", "_fields", "_mark", "_messages", "_tools")
+
+    wire = "chat"
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.body_bytes = len(body)
+        self._mark = b""
+        """What stands for lone surrogate halves in the fields, if there are any."""
+        try:
+            if not body.isascii():
+                body.decode()
+            self._fields = fields = self._split(body)
+        except msgspec.ValidationError:
+            raise _bad_body("not_an_object", "The request body must be a JSON object.") from None
+        except _UNREADABLE:
+            raise _bad_body("malformed_json", "The request body is not valid JSON.") from None
+
+        alias = _read(fields, "model", _string, "a non-empty string")
+        if alias is None or not alias.strip():
+            raise _bad_field("model", "a non-empty string")
+        self.alias = alias
+        messages = _read(fields, "messages", _objects, "a non-empty array of objects")
+        if not messages:
+            raise _bad_field("messages", "a non-empty array of objects")
+        self._messages = messages
+        self.stream = _read(fields, "stream", _boolean, "a boolean or null") or False
+        _read(fields, "stream_options", _object, "an object or null")
+        limits = [limit for name in _OUTPUT_LIMITS if (limit := _read_limit(fields, name)) is not None]
+        self.requested_output = max(limits, default=None)
+        self._tools = bool(_read_array(fields, "tools")) | bool(_read_array(fields, "functions"))
+
+    def _split(self, body: bytes) -> dict[str, Raw]:
+        try:
+            return _decode_object(body)
+        except msgspec.DecodeError:
+            masked = surrogates.mask(body)
+            if masked is None:
+                raise
+            document, self._mark = masked
+            return _decode_object(document)
+
+    def demand(self, *, count_text: bool) -> Demand:
+        """Text is the messages' contents and text parts; images and videos are parts of those kinds."""
+        text = images = videos = 0
+        # An escaped word is still a word: a body with escapes is looked through.
+        body = self._body
+        if count_text or b"image" in body or b"video" in body or b"\\u" in body:
+            for message in self._messages:
+                for part in _parts(message):
+                    if isinstance(part, str):
+                        text += len(part.encode())
+                        continue
+                    kinds = {part["type"]} if "type" in part else set(part)
+                    if kinds & _IMAGE_PARTS:
+                        images += 1
+                    elif kinds & _VIDEO_PARTS:
+                        videos += 1
+                    else:
+                        text += len(part.get("text", "").encode())
+        return Demand(text_bytes=text if count_text else 0, images=images, videos=videos, tools=self._tools)
+
+    def prepare(self, target: Target, *, model: str) -> UpstreamCall:
+        """A pass-through call (see the module's text). Raises `RequestError` where the target has no chat."""
+        if target.dialect != "openai" and "chat" not in target.wires:
+            raise RequestError(
+                Failure(
+                    status=400,
+                    code="unsupported_endpoint",
+                    message="This model cannot be reached through chat completions.",
+                    param="model",
+                )
+            )
+        fields = dict(self._fields)
+        for name, value in target.extra_body_defaults.items():
+            if _is_unset(fields, name):
+                fields[name] = value
+        fields.update(target.extra_body)
+        fields["model"] = Raw(_encode(model))
+        if target.max_output_tokens is not None:
+            _cap_output(fields, target.max_output_tokens)
+        usage = _ask_for_usage(fields) if self.stream else ShowUsage.ALL
+        body = _encode(fields)
+        return UpstreamCall(
+            path="/chat/completions",
+            body=surrogates.unmask(body, self._mark) if self._mark else body,
+            translator=ChatPassThrough(alias=self.alias, stream=self.stream, usage=usage),
+        )
+
+
+class ShowUsage(Enum):
+    """Which of an upstream's usage figures reach the caller of a stream."""
+
+    ALL = "all"
+    """The caller asked, or nobody did: everything as it comes."""
+    OWN = "own"
+    """We asked: neither the chunk that holds nothing else, nor nulls in the others."""
+    NONE = "none"
+    """We asked, and by that switched on running figures which the caller had set without effect."""
+
+
+class ChatPassThrough(Translator):
+    """The answer of an upstream that speaks chat completions, for a caller that does."""
+
+    __slots__ = ("_alias", "_usage_shown")
+
+    def __init__(self, *, alias: str, stream: bool, usage: ShowUsage) -> None:
+        super().__init__(dialect=CHAT, answer=Answer.EVENTS if stream else Answer.WHOLE)
+        self._alias = Raw(_encode(alias))
+        self._usage_shown = usage
+
+    def event(self, data: bytes, prefix: bytes) -> bytes:
+        """One chunk, renamed; ``[DONE]`` ends the stream."""
+        if data.startswith(b"[") and data.strip() == b"[DONE]":
+            self.terminal = True
+            return prefix + b"data: [DONE]\n\n"
+        try:
+            if not data.isascii():
+                data.decode()
+            chunk = _decode_object(data)
+        except _UNREADABLE:
+            masked = surrogates.mask(data)
+            if masked is None:
+                raise MalformedAnswer from None
+            return surrogates.unmask(self.event(masked[0], prefix), masked[1])
+        if "error" in chunk or "choices" not in chunk or b"event: error\n" in prefix:
+            _raise_if_error(chunk, data, named=b"event: error\n" in prefix)
+        if "usage" in chunk and not self._take_usage(chunk):
+            return b""
+        if "model" in chunk:
+            chunk["model"] = self._alias
+        payload = _encode(chunk)
+        if b"\n" in data:
+            # White space between tokens of an event of several data lines; a string can hold none.
+            payload = payload.replace(b"\n", b" ")
+        return prefix + b"data: " + payload + b"\n\n"
+
+    def whole(self, body: bytes, content_type: str) -> Whole:
+        """The completion, renamed."""
+        try:
+            if not body.isascii():
+                body.decode()
+            completion = _decode_object(body)
+        except _UNREADABLE:
+            masked = surrogates.mask(body)
+            if masked is None:
+                raise MalformedAnswer from None
+            return Whole(body=surrogates.unmask(self.whole(masked[0], content_type).body, masked[1]))
+        if "choices" not in completion:
+            _raise_if_error(completion, body, named=False)
+        if "usage" in completion:
+            self._read_usage(completion["usage"])
+        if "model" in completion:
+            completion["model"] = self._alias
+        return Whole(body=_encode(completion))
+
+    def _take_usage(self, chunk: dict[str, Raw]) -> bool:
+        """Read a chunk's usage, and take it out where it is not for the caller. False: so is the chunk."""
+        usage = bytes(chunk["usage"])
+        if usage != _NULL:
+            self._read_usage(usage)
+        if self._usage_shown is ShowUsage.ALL:
+            return True
+        if usage == _NULL:
+            del chunk["usage"]
+            return True
+        if "choices" in chunk and not bytes(chunk["choices"]).strip(b"[] \t\r\n"):
+            return False
+        if self._usage_shown is ShowUsage.NONE:
+            del chunk["usage"]
+        return True
+
+    def _read_usage(self, usage: bytes | Raw) -> None:
+        try:
+            tokens = _tokens.decode(usage)
+        except _UNREADABLE:
+            return
+        self.usage = Usage(_count(tokens.prompt_tokens), _count(tokens.completion_tokens))
+
+
+class _Tokens(msgspec.Struct):
+    prompt_tokens: object = 0
+    completion_tokens: object = 0
+
+
+_tokens = msgspec.json.Decoder(_Tokens)
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value <= _MAX_TOKENS_REPORTED else 0
+
+
+def _raise_if_error(document: Mapping[str, Raw], body: bytes, *, named: bool) -> None:
+    """Raises `UpstreamRefusal` for an error in place of an answer: by its ``error`` or ``object`` field, or
+    because the event was ``named`` so."""
+    error = bytes(document.get("error", _NULL))
+    if named or error != _NULL or bytes(document.get("object", _NULL)) == b'"error"':
+        raise refusal_in(body)
+
+
+def _bad_body(code: str, message: str) -> RequestError:
+    return RequestError(Failure(status=400, code=code, message=message))
+
+
+def _bad_field(name: str, expected: str) -> RequestError:
+    return RequestError(
+        Failure(status=400, code="invalid_request", message=f"'{name}' must be {expected}.", param=name)
+    )
+
+
+def _is_unset(fields: Mapping[str, Raw], name: str) -> bool:
+    return name not in fields or bytes(fields[name]) == _NULL
+
+
+def _read(
+    fields: Mapping[str, Raw], name: str, decoder: msgspec.json.Decoder[_T], expected: str
+) -> _T | None:
+    """The value of a field, None when it is absent or null. Raises `RequestError` for any other type."""
+    if _is_unset(fields, name):
+        return None
+    try:
+        return decoder.decode(fields[name])
+    except _UNREADABLE:
+        raise _bad_field(name, expected) from None
+
+
+def _read_limit(fields: Mapping[str, Raw], name: str) -> int | None:
+    expected = "a positive integer or null"
+    limit = _read(fields, name, _integer, expected)
+    if limit is not None and limit < 1:
+        raise _bad_field(name, expected)
+    return limit
+
+
+def _read_array(fields: Mapping[str, Raw], name: str) -> list[Raw] | None:
+    return _read(fields, name, _array, "an array or null")
+
+
+def _parts(message: Mapping[str, Raw]) -> Iterator[str | dict[str, str]]:
+    """What a message's content consists of: texts, and objects with those of their fields that are strings.
+
+    Content of another shape is the engine's to refuse.
+    """
+    content = bytes(message.get("content", _NULL))
+    if content.startswith(b'"'):
+        yield _string.decode(content)
+    elif content.startswith(b"["):
+        for raw in _array.decode(content):
+            part = bytes(raw)
+            if part.startswith(b'"'):
+                yield _string.decode(part)
+            elif part.startswith(b"{"):
+                yield {
+                    name: _string.decode(value) if bytes(value).startswith(b'"') else ""
+                    for name, value in _object.decode(part).items()
+                }
+
+
+def _cap_output(fields: dict[str, Raw], ceiling: int) -> None:
+    """Lower every output limit above ``ceiling``; where there is none, ``ceiling`` is the limit."""
+    limited = False
+    for name in _OUTPUT_LIMITS:
+        if _is_unset(fields, name):
+            continue
+        limited = True
+        try:
+            above = _integer.decode(fields[name]) > ceiling
+        except _UNREADABLE:
+            # Not the caller's (those were read): a value of the configuration that is no integer.
+            above = True
+        if above:
+            fields[name] = Raw(_encode(ceiling))
+    if not limited:
+        fields["max_tokens"] = Raw(_encode(ceiling))
+
+
+def _ask_for_usage(fields: dict[str, Raw]) -> ShowUsage:
+    """Have the upstream end a stream with its usage, and say what of it is the caller's to see."""
+    options = {} if _is_unset(fields, "stream_options") else _object.decode(fields["stream_options"])
+    if not _is_unset(options, "include_usage") and bytes(options["include_usage"]) != b"false":
+        return ShowUsage.ALL
+    options["include_usage"] = _TRUE
+    fields["stream_options"] = Raw(_encode(options))
+    running = bytes(options.get("continuous_usage_stats", _NULL))
+    return ShowUsage.OWN if running in (_NULL, b"false") else ShowUsage.NONE

@@ -264,7 +264,7 @@ def total(counts: Iterable[int]) -> int:
 
 
 def check_limit(limit: int, maximum: int) -> None:
-    """Raise ValueError, with a text that does not repeat ``limit``, unless it is an int from 1 to ``maximum``."""
+    """Raise ValueError, with a text that does not repeat it, unless ``limit`` is 1 to ``maximum``."""
     if type(limit) is not int or not 1 <= limit <= maximum:
         raise ValueError(f"limit must be from 1 to {maximum}")
 

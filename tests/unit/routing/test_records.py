@@ -624,7 +624,7 @@ def test_record_without_a_selected_member_carries_no_evidence(
     assert canonical_record(replace(record, replica_scheduler=DECISION), config=config) == record
 
 
-@pytest.mark.requirement("C-T005")
+@pytest.mark.requirement("C-T005", "C-R014")
 def test_sixteen_rows_are_the_most() -> None:
     rows = tuple(score(f"m{number:02}", 0, 8, number) for number in range(16))
     record = replace(CAPACITY, replica_member_id="m00", replica_scheduler=decision(*rows))

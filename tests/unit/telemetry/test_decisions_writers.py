@@ -299,7 +299,7 @@ def test_directory_that_comes_back_is_written_to_again(tmp_path: Path) -> None:
 
 
 def test_blocked_disk_blocks_no_append(tmp_path: Path) -> None:
-    """House 8: a pipe that nobody reads stands for the disk; it is full before the writer starts."""
+    """A pipe that nobody reads stands for the disk; it is full before the writer starts."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -347,7 +347,6 @@ def test_line_goes_to_the_modules_logger(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_blocked_stderr_blocks_no_append() -> None:
-    """House 8."""
     entered, gate = threading.Event(), threading.Event()
     lines: list[str] = []
 

@@ -1,5 +1,6 @@
 """Changes to a data directory that no process is serving: made under its lock, or not at all."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ def owning_data_directory() -> Iterator[None]:
     """Hold the ledger lock with the database ready. Raises LedgerOwned when another process has it."""
     import django
 
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "anvil_site.settings")
     django.setup()
     from django.conf import settings
     from django.core.management import call_command

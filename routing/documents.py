@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from admission.identifiers import is_secret_shaped
+
 MAX_DOCUMENT_BYTES: Final = 1_048_576
 """The largest document that is decoded, in bytes (1 MiB)."""
 
@@ -34,6 +36,7 @@ _SHOWN_KEY_CHARACTERS = 64
 _STRINGS_AND_COMMENTS = re.compile(
     r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL
 )
+_QUOTED_KEYS = re.compile(r""" \(['"].*\)(?=\ )| ['"].*['"](?=\ \()""", re.DOTALL)
 _TOO_MANY_KEY_PARTS = re.compile(r"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*)" + f"{{{MAX_KEY_PARTS}}}")
 
 
@@ -102,7 +105,8 @@ def load_toml(data: bytes) -> dict[str, object] | Fault:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        return Fault("document", f"is not valid TOML: {str(error)[:160]}")
+        # Its text is fixed words and a position, but for the keys that it may quote.
+        return Fault("document", f"is not valid TOML: {_QUOTED_KEYS.sub(' …', str(error))}")
     except RecursionError:
         return Fault("document", "is nested too deeply")
     except ValueError:
@@ -110,8 +114,16 @@ def load_toml(data: bytes) -> dict[str, object] | Fault:
         return Fault("document", "is not valid TOML: a number has too many digits")
 
 
+def may_hold_secret(value: str) -> bool:
+    """Whether a string must not be shown: shaped like a secret, or like a URL or address with a user."""
+    return "@" in value or is_secret_shaped(value)
+
+
 def render_path(path: Path) -> str:
-    """``router.tiers[1].id``; a key that is not bare is quoted, a long one cut; the root is ``document``."""
+    """``router.tiers[1].id``; keys that are not bare are quoted, long ones cut, and the root is ``document``.
+
+    A key that may hold a secret is ``<hidden>``.
+    """
     if not path:
         return "document"
     rendered = ""
@@ -120,6 +132,8 @@ def render_path(path: Path) -> str:
             rendered += f"[{part}]"
             continue
         key = part if _BARE_KEY.fullmatch(part) else json.dumps(part[:_SHOWN_KEY_CHARACTERS])
+        if may_hold_secret(part):
+            key = "<hidden>"
         rendered += f".{key}" if rendered else key
     return rendered
 

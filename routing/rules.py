@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from admission.identifiers import is_environment_name, is_secret_shaped
-from routing.documents import Invalid, Path, Rule
+from admission.identifiers import is_environment_name
+from routing.documents import Invalid, Path, Rule, may_hold_secret
 
 FrozenJSON: TypeAlias = str | int | float | bool | tuple["FrozenJSON", ...] | Mapping[str, "FrozenJSON"]
 """A JSON value without null, deeply frozen: lists are tuples, objects are MappingProxyType."""
@@ -47,8 +47,9 @@ def shown(value: object) -> str:
     if isinstance(value, float):
         return f", not {value!r}"
     if isinstance(value, str):
-        harmless = len(value) <= _SHOWN_CHARACTERS and value.isascii() and not is_secret_shaped(value)
-        return f", not {json.dumps(value)}" if harmless else ""
+        if len(value) > _SHOWN_CHARACTERS or not value.isascii() or may_hold_secret(value):
+            return ""
+        return f", not {json.dumps(value)}"
     if isinstance(value, list | tuple):
         return ", not an array"
     return ", not a table" if isinstance(value, Mapping) else ", not a date or time"

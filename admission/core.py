@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Condition, Lock
+from threading import Condition, Lock, RLock
 from typing import Final, Literal
 
 from admission.identifiers import DEFAULT_REASON, is_reason_code, is_safe_id
@@ -37,6 +37,7 @@ from admission.replica_scheduler import (
     MAX_MEMBER_CONCURRENCY,
     MAX_MEMBERS,
     MIN_MEMBERS,
+    RANK_MASK,
     PressureFreshness,
     RankScale,
     ReplicaDecision,
@@ -44,8 +45,7 @@ from admission.replica_scheduler import (
     check_pressure,
     check_readiness,
     decision_from_keys,
-    rank_keys,
-    rotating_rank,
+    rank,
     upstream_key,
 )
 
@@ -245,7 +245,7 @@ class _Drain:
 
     __slots__ = ("ended", "result")
 
-    def __init__(self, lock: Lock) -> None:
+    def __init__(self, lock: RLock) -> None:
         self.ended = Condition(lock)
         self.result: DrainResult | None = None
 
@@ -255,7 +255,7 @@ class _Ticket:
 
     __slots__ = ("granted", "settled")
 
-    def __init__(self, lock: Lock) -> None:
+    def __init__(self, lock: RLock) -> None:
         self.settled = Condition(lock)
         self.granted: bool | None = None
 
@@ -300,6 +300,7 @@ class _Plan:
     """What one configuration of a tier gives the hot path; replaced as a whole, never changed."""
 
     scope: TierScope
+    size: int
     ranked: bool
     scale: RankScale
     unknown: tuple[tuple[int, ...], tuple[PressureFreshness, ...]]
@@ -312,6 +313,7 @@ class _Plan:
         ceilings = tuple(member.max_concurrency for member in members if member.max_concurrency is not None)
         return _Plan(
             scope=scope,
+            size=len(members),
             ranked=ranked,
             scale=RankScale(tuple(member.member_id for member in members), ceilings if ranked else None),
             unknown=(
@@ -348,16 +350,29 @@ class _Plan:
 class _Tier(_Scope):
     """One tier's state. Every method but ``__init__`` needs ``lock`` to be held."""
 
-    __slots__ = ("cursor", "local", "lock", "lost_places", "members", "plan", "tier_id", "waiting")
+    __slots__ = (
+        "cursor",
+        "local",
+        "lock",
+        "lost_places",
+        "members",
+        "plan",
+        "rotation",
+        "tier_id",
+        "waiting",
+    )
 
     def __init__(self, tier_id: str, lost_places: "SimpleQueue[_Place]") -> None:
         super().__init__()
         self.tier_id: Final = tier_id
         self.lost_places: Final = lost_places
-        self.lock: Final = Lock()
+        # Re-entrant: where cyclic garbage is collected while the lock is held, a finalizer that releases a
+        # lease after all (a forgotten generator's ``finally``) must not stop the tier for good.
+        self.lock: Final = RLock()
         self.plan = _Plan.of(TierScope(tier_id))
         self.members: tuple[_Member, ...] = ()
         self.local: list[int] = []
+        self.rotation: list[int] = []
         self.cursor = 0
         self.waiting: deque[_Ticket] = deque()
 
@@ -366,31 +381,30 @@ class _Tier(_Scope):
     def configure(self, scope: TierScope, intents: Mapping[tuple[str, str | None], str]) -> None:
         """Take on ``scope``; what stays keeps its counts, its quiesce and, by id, the cursor."""
         start = self.members[self.cursor].member_id if self.members else ""
-        staying = {member.member_id: member for member in self.members}
+        leaving = {member.member_id: member for member in self.members}
         self.plan = plan = _Plan.of(scope)
         self.ceiling = scope.effective_ceiling or MAX_COUNT
         ceilings = {member.member_id: member.max_concurrency for member in scope.members}
-        members = []
-        for index, member_id in enumerate(plan.scale.member_ids):
-            member = staying.pop(member_id, None) or _Member(member_id)
+        members = tuple(leaving.pop(name, None) or _Member(name) for name in plan.scale.member_ids)
+        self.members = members
+        if members:
+            self.cursor = bisect_left(plan.scale.member_ids, start) % plan.size
+            self.rotation = list(plan.scale.rotations[self.cursor])
+        self.local = [0] * plan.size
+        for index, member in enumerate(members):
             member.index = index
             member.weight = plan.scale.weights[index]
-            member.ceiling = ceilings[member_id] or MAX_COUNT
-            members.append(member)
-        self.members = tuple(members)
-        if members:
-            self.cursor = bisect_left(plan.scale.member_ids, start) % len(members)
-        self.local = [0] * len(members)
+            member.ceiling = ceilings[member.member_id] or MAX_COUNT
         for scope_id, state in ((None, self), *((member.member_id, member) for member in members)):
             reason = intents.get((self.tier_id, scope_id))
             if state.reason is None and reason is not None:
                 state.reason = reason
         for member in members:
             self.refresh(member)
-        for gone in staying.values():
+        for gone in leaving.values():
             gone.retired = True
             self.active -= gone.active
-        for gone in staying.values():
+        for gone in leaving.values():
             self.end_drain(gone, drained=False)
         if self.reason is not None:
             self.refuse_waiting()
@@ -420,36 +434,30 @@ class _Tier(_Scope):
         is_open = member.reason is None and member.active < member.ceiling
         self.local[member.index] = member.active * member.weight if is_open else self.plan.scale.blocked
 
-    def give_back(self, member: _Member | None) -> None:
-        if member is not None:
-            member.active -= 1
-            if member.retired:
-                return
-            self.refresh(member)
-            if member.drain is not None and member.active == 0:
-                self.end_drain(member, drained=True)
-        self.active -= 1
-        if self.waiting or self.drain is not None:
-            self.settle()
-
     def settle(self) -> None:
-        """Hand free places to those who wait, in their order, and end the tier's drain at zero."""
+        """Hand free places to those who wait, in their order, and end the drains that are at zero."""
         while self.waiting and self.active < self.ceiling:
             self.active += 1
             self.waiting.popleft().settle(True)
-        if self.active == 0:
-            self.end_drain(self, drained=True)
+        for scope in (self, *self.members):
+            if scope.active == 0:
+                self.end_drain(scope, drained=True)
 
     def refuse_waiting(self) -> None:
         while self.waiting:
             self.waiting.popleft().settle(False)
 
-    def withdraw(self, ticket: _Ticket) -> bool:
-        """Take a ticket out of the queue; True when it was given a place in the meantime."""
+    def end_wait(self, ticket: _Ticket, *, keep: bool) -> bool:
+        """Whether the ticket's owner has a place now; one that it is not to ``keep`` is passed on."""
         if ticket.granted is None:
             self.waiting.remove(ticket)
-            ticket.granted = False
-        return ticket.granted
+        elif ticket.granted and keep:
+            return True
+        elif ticket.granted:
+            self.active -= 1
+            self.settle()
+        ticket.granted = False
+        return False
 
     # Drains and reading
 
@@ -494,12 +502,25 @@ class _Place:
         self.held = True
 
     def give_back(self) -> bool:
-        tier = self.tier
+        tier, member = self.tier, self.member
         with tier.lock:
+            # Like the acquires, this makes no call on the ordinary way (see ``acquire_member``).
             if not self.held:
                 return False
             self.held = False
-            tier.give_back(self.member)
+            if member is None:
+                tier.active -= 1
+                watched = tier.waiting or tier.drain is not None
+            else:
+                member.active = active = member.active - 1
+                if member.retired:
+                    return True
+                tier.active -= 1
+                if member.reason is None and active < member.ceiling:
+                    tier.local[member.index] = active * member.weight
+                watched = tier.drain is not None or member.drain is not None
+            if watched:
+                tier.settle()
         return True
 
 
@@ -574,20 +595,25 @@ class TierAdmission:
         """
         seconds = _checked_timeout(timeout)
         deadline = self._monotonic() + seconds if seconds else 0.0
-        ticket = None
-        with self._held(tier_id) as tier:
+        while True:
+            tier = self._find(tier_id)
             if tier.members:
                 raise AdmissionError("tier_has_members")
-            if tier.reason is not None:
-                return None
-            # Free places go to those who wait at once, so a free one means that nobody waits.
-            if tier.active < tier.ceiling:
-                tier.active += 1
-            elif seconds:
-                ticket = _Ticket(tier.lock)
-                tier.waiting.append(ticket)
-            else:
-                return None
+            ticket = _Ticket(tier.lock) if seconds else None
+            with tier.lock:
+                if not tier.retired:
+                    if tier.reason is not None:
+                        return None
+                    # Free places go to those who wait at once, so a free one means that nobody waits.
+                    if tier.active < tier.ceiling:
+                        tier.active += 1
+                        ticket = None
+                    elif ticket is None:
+                        return None
+                    else:
+                        tier.waiting.append(ticket)
+                    break
+            self._await_reconfiguration()
         if ticket is not None and not self._wait(tier, ticket, deadline, abandoned):
             return None
         return AdmissionLease(_Place(tier, None))
@@ -601,18 +627,14 @@ class TierAdmission:
                 gone = abandoned is not None and abandoned()
                 remaining = deadline - self._monotonic()
                 with tier.lock:
-                    if ticket.granted is None and not gone and remaining > 0:
+                    if ticket.granted is None and remaining > 0 and not gone:
                         ticket.settled.wait(min(remaining, POLL_SECONDS))
                         if ticket.granted is None:
                             continue
-                    granted = tier.withdraw(ticket)
-                    if granted and gone:
-                        tier.give_back(None)
-                    return granted and not gone
+                    return tier.end_wait(ticket, keep=not gone)
         except BaseException:
             with tier.lock:
-                if tier.withdraw(ticket):
-                    tier.give_back(None)
+                tier.end_wait(ticket, keep=False)
             raise
 
     def acquire_member(
@@ -638,21 +660,25 @@ class TierAdmission:
             if not scale.member_ids:
                 raise AdmissionError("tier_is_direct")
             upstream, freshness = plan.completed(readiness, pressure)
+            ranking = rank(tier.local, upstream, tier.rotation)
             with tier.lock:
+                # No call and no loop in here: CPython switches threads at those, and 32 threads queueing
+                # for a lock whose holder waits for its turn would take milliseconds.
                 if tier.plan is plan and not tier.retired:
                     if tier.reason is not None or tier.active >= tier.ceiling:
                         return None
-                    cursor = tier.cursor
-                    keys = rank_keys(tier.local, scale.rotations[cursor], upstream)
-                    winner = min(keys)
+                    (keys,) = ranking
+                    winner = keys[0]
                     if winner >= scale.blocked:
                         return None
-                    index = (rotating_rank(winner) + cursor) % len(keys)
+                    cursor = tier.cursor
+                    index = ((winner & RANK_MASK) + cursor) % plan.size
                     member = tier.members[index]
-                    member.active += 1
                     tier.active += 1
-                    tier.refresh(member)
-                    tier.cursor = (index + 1) % len(keys)
+                    member.active = active = member.active + 1
+                    tier.local[index] = active * member.weight if active < member.ceiling else scale.blocked
+                    tier.cursor = following = (index + 1) % plan.size
+                    tier.rotation[:] = scale.rotations[following]
                     break
             # The configuration changed between the check and the lock: check against the new one.
             self._await_reconfiguration()

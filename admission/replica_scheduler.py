@@ -44,10 +44,11 @@ MAX_PRESSURE_PPM: Final = 2 * MAX_REQUEST_COUNT * PPM
 """Two full counts over a capacity of one: 2 * 10**15, below 2**51 (and so below 2**53)."""
 
 _PRESSURE_SHIFT = 4
+_PRESSURE_MASK = (1 << 51) - 1
 _UNKNOWN = 1 << 55
 _LOAD_SHIFT = 56
-_RANK_MASK = (1 << _PRESSURE_SHIFT) - 1
-_PRESSURE_MASK = (1 << 51) - 1
+RANK_MASK: Final = (1 << _PRESSURE_SHIFT) - 1
+"""What is left of a key under this is its member's rotating rank."""
 
 
 class PressureFreshness(StrEnum):
@@ -378,18 +379,15 @@ def upstream_key(pressure_ppm: int | None) -> int:
     return _UNKNOWN if pressure_ppm is None else pressure_ppm << _PRESSURE_SHIFT
 
 
-def rank_keys(local: Sequence[int], rotation: Sequence[int], upstream: Sequence[int]) -> list[int]:
-    """The fixed rank: one key per member in membership order; the smallest wins.
+def rank(local: Sequence[int], upstream: Sequence[int], rotation: Sequence[int]) -> Iterator[list[int]]:
+    """The fixed rank over a membership, set up but not yet run; the best key comes first.
 
-    ``local`` and ``upstream`` carry ``RankScale.blocked`` for a member that must not be chosen. Three C
-    loops and nothing else, since the ledger runs this under its condition.
+    ``(keys,) = rank(...)`` runs it, on the values that the sequences have at that moment. The ledger sets
+    it up before it takes its lock and runs it inside, where it costs one instruction that no other thread
+    can get between. ``local`` and ``upstream`` carry ``RankScale.blocked`` for a member that must not be
+    chosen.
     """
-    return list(map(add, map(add, local, upstream), rotation))
-
-
-def rotating_rank(key: int) -> int:
-    """The rotating rank in a key: how far its member stands from the cursor, in membership order."""
-    return key & _RANK_MASK
+    return map(sorted, (map(add, map(add, local, upstream), rotation),))
 
 
 def _slot_setters(kind: type) -> list[Callable[[object, object], None]]:
@@ -411,9 +409,9 @@ _set_selected_member_id, _set_reason, _set_eligible_member_ids, _set_scores = _s
 
 
 def decision_from_keys(
-    scale: RankScale, keys: Sequence[int], cursor: int, freshness: Sequence[PressureFreshness]
+    scale: RankScale, keys: list[int], cursor: int, freshness: Sequence[PressureFreshness]
 ) -> ReplicaDecision:
-    """Spell out what ``rank_keys`` decided; a key holds all that its score row says but the freshness.
+    """Spell out what ``rank`` found; a key holds all that its score row says but the freshness.
 
     The rows are filled without their constructors, which would check again, for 20 microseconds at 16
     members, what the keys were made from. ``copy_replica_decision`` does check.
@@ -421,36 +419,31 @@ def decision_from_keys(
     member_ids, ceilings, weights, blocked = scale.member_ids, scale.ceilings, scale.weights, scale.blocked
     assert ceilings is not None, "only a capacity tier has decisions"
     size = len(member_ids)
+    fresh = PressureFreshness.FRESH
     scores = []
-    for key in sorted(keys):
+    for key in keys:
         if key >= blocked:
             break
-        rank = rotating_rank(key)
-        index = (rank + cursor) % size
-        unknown = key & _UNKNOWN != 0
+        rotating_rank = key & RANK_MASK
+        index = (rotating_rank + cursor) % size
+        level = freshness[index]
+        unknown = level is not fresh
         row = _new(ReplicaScore)
         _set_member_id(row, member_ids[index])
         _set_local_active(row, key // weights[index])
         _set_local_capacity(row, ceilings[index])
-        _set_freshness(row, freshness[index])
+        _set_freshness(row, level)
         _set_upstream_unknown(row, unknown)
         _set_upstream_pressure_ppm(row, None if unknown else key >> _PRESSURE_SHIFT & _PRESSURE_MASK)
-        _set_rotating_rank(row, rank)
+        _set_rotating_rank(row, rotating_rank)
         scores.append(row)
+    if not scores:
+        return ReplicaDecision(None, ReplicaDecisionReason.NO_ELIGIBLE_MEMBER, (), ())
     decision = _new(ReplicaDecision)
-    if scores:
-        _set_selected_member_id(decision, scores[0].member_id)
-        _set_reason(decision, ReplicaDecisionReason.SELECTED)
-    else:
-        _set_selected_member_id(decision, None)
-        _set_reason(decision, ReplicaDecisionReason.NO_ELIGIBLE_MEMBER)
-    if len(scores) == size:
-        _set_eligible_member_ids(decision, member_ids)
-    else:
-        _set_eligible_member_ids(
-            decision,
-            tuple([member_id for member_id, key in zip(member_ids, keys, strict=True) if key < blocked]),
-        )
+    _set_selected_member_id(decision, scores[0].member_id)
+    _set_reason(decision, ReplicaDecisionReason.SELECTED)
+    eligible = member_ids if len(scores) == size else tuple(sorted([row.member_id for row in scores]))
+    _set_eligible_member_ids(decision, eligible)
     _set_scores(decision, tuple(scores))
     return decision
 
@@ -483,7 +476,7 @@ def rank_replicas(candidates: tuple[ReplicaCandidate, ...], cursor: int) -> Repl
         for member, weight in zip(members, scale.weights, strict=True)
     ]
     upstream = [upstream_key(member.pressure.pressure_ppm) for member in members]
-    keys = rank_keys(local, scale.rotations[cursor], upstream)
+    (keys,) = rank(local, upstream, scale.rotations[cursor])
     return decision_from_keys(scale, keys, cursor, [member.pressure.freshness for member in members])
 
 
@@ -714,12 +707,22 @@ def check_pressure(
             _refuse("invalid replica pressure")
         return pressure.upstream_keys, pressure.freshness
     keys, levels = [], []
+    fresh, valid = PressureFreshness.FRESH, PressureSignalState.VALID
     for value in _values_in_order(pressure, member_ids, ReplicaPressure, "invalid replica pressure"):
         try:
             freshness, ppm = value.freshness, value.pressure_ppm
-            _check_pressure(freshness, ppm, value.requests_state, value.kv_state)
+            requests, kv = value.requests_state, value.kv_state
         except AttributeError:
             raise ValueError("invalid replica pressure") from None
+        # The ordinary case spares the call: fresh, and both signals there.
+        if not (
+            freshness is fresh
+            and requests is valid
+            and kv is valid
+            and type(ppm) is int
+            and 0 <= ppm <= MAX_PRESSURE_PPM
+        ):
+            _check_pressure(freshness, ppm, requests, kv)
         keys.append(_UNKNOWN if ppm is None else ppm << _PRESSURE_SHIFT)
         levels.append(freshness)
     return keys, levels

@@ -54,16 +54,17 @@ def render() -> str:
 
 
 def main(argv: list[str]) -> int:
-    """``--write`` writes the file; without it, tell whether the file is current."""
+    """``--write`` writes the file, ``--check`` fails when it is not current."""
     if argv == ["--write"]:
         PATH.write_text(render(), encoding="ascii")
         return 0
-    if argv:
-        print("usage: python -m anvil_site.cli.manifest [--write]", file=sys.stderr)
+    if argv != ["--check"]:
+        print("usage: python -m anvil_site.cli.manifest --write|--check", file=sys.stderr)
         return 2
-    current = PATH.is_file() and PATH.read_text(encoding="ascii") == render()
-    print("current" if current else "out of date: run it with --write")
-    return 0 if current else 1
+    if PATH.is_file() and PATH.read_text(encoding="ascii") == render():
+        return 0
+    print("docs/cli-manifest.json is out of date: python -m anvil_site.cli.manifest --write", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

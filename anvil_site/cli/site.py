@@ -93,33 +93,25 @@ def _admin() -> tuple[str, str] | None:
 def _fill(data_dir: Path, name: str, password: str) -> str | None:
     """Database, first user and example files; a code when the user or the directory is refused."""
     os.environ["ANVIL_DATA"] = str(data_dir)
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", SETTINGS)
-    import django
+    from anvil_site.offline import LedgerOwned, owning_data_directory
 
-    django.setup()
-    from django.contrib.auth import get_user_model
-    from django.contrib.auth.password_validation import validate_password
-    from django.core.exceptions import ValidationError
-    from django.core.management import call_command
-
-    from anvil_site.ownership import LedgerLock
-
-    lock = LedgerLock(data_dir)
-    if not lock.try_acquire():
-        return "ledger_owned"
     try:
-        call_command("migrate", verbosity=0, interactive=False)
-        user = get_user_model()(username=name, is_staff=True, is_superuser=True)
-        try:
-            validate_password(password, user)
-            user.set_password(password)
-            user.full_clean()
-        except ValidationError:
-            return "admin_refused"
-        user.save()
-        _write_examples(data_dir)
-    finally:
-        lock.release()
+        with owning_data_directory():
+            from django.contrib.auth.models import User
+            from django.contrib.auth.password_validation import validate_password
+            from django.core.exceptions import ValidationError
+
+            user = User(username=name, is_staff=True, is_superuser=True)
+            try:
+                validate_password(password, user)
+                user.set_password(password)
+                user.full_clean()
+            except ValidationError:
+                return "admin_refused"
+            user.save()
+            _write_examples(data_dir)
+    except LedgerOwned:
+        return "ledger_owned"
     return None
 
 

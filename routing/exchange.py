@@ -53,7 +53,7 @@ MAX_EVENT_BYTES: Final = 1024 * 1024
 """Bound of one server-sent event."""
 
 MAX_ERROR_BYTES: Final = 1024 * 1024
-"""Bound of an error's body; beyond it the caller gets the status with a fixed message."""
+"""Bound of a body that is read only for its error; beyond it the caller gets a fixed message."""
 
 MAX_RETRY_AFTER: Final = 3600
 """The longest wait, in seconds, that an upstream may ask of a caller."""
@@ -74,7 +74,7 @@ _STREAM_HEADERS: Final = (
 )
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(?:[ \t]*;[ -~]*)?")
 _SECONDS = re.compile(r"[0-9]{1,4}")
-_MONTHS: Final = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+_MONTHS: Final = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 _HTTP_DATE = re.compile(
     r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), ([0-9]{2}) (" + "|".join(_MONTHS) + r") ([0-9]{4})"
     r" ([0-9]{2}):([0-9]{2}):([0-9]{2}) GMT"
@@ -90,6 +90,8 @@ class Fault(Enum):
     """The connection broke, or could not be written to."""
     TIMEOUT = "timeout"
     """Silent past first_byte_timeout (before ``answering``) or relay_timeout (after)."""
+    STOPPING = "stopping"
+    """Nothing is wrong with the upstream: this process is shutting down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ class Exchange:
         "_at_end",
         "_clamped",
         "_framer",
-        "_max_body",
+        "_limit",
         "_parser",
         "_parts",
         "_reason",
@@ -182,12 +184,13 @@ class Exchange:
         self._translator = translator
         self._strike = strike
         self._clamped = clamped
-        self._max_body = max_body
+        self._limit = max_body
         self._parser = ResponseParser(max_decoded=max_body)
         self._framer = EventFramer(max_event=max_event)
-        self._sink: Callable[[bytes], bytes] = self._discard
-        """Takes the body's bytes; which method, the upstream's head decides."""
-        self._at_end: Callable[[], bytes] = self._nothing
+        # Plain functions, since bound methods would make every exchange a reference cycle.
+        self._sink: Callable[[Exchange, bytes], bytes] = Exchange._discard
+        """Takes the body's bytes; which one, the upstream's head decides."""
+        self._at_end: Callable[[Exchange], bytes] = Exchange._nothing
         """Called when the body is complete and the exchange is not over yet."""
         self._parts: list[bytes] = []
         self._size = 0
@@ -228,11 +231,11 @@ class Exchange:
             out = self._begin(parser.head)
         if body:
             self.answering = True
-            out += self._sink(body)
+            out += self._sink(self, body)
         if parser.complete:
             self.answering = True
             if not self.over:
-                out += self._at_end()
+                out += self._at_end(self)
         elif parser.malformed:
             out += self._break_off(errors.INVALID_ANSWER)
         return self._hand_out(out)
@@ -243,10 +246,10 @@ class Exchange:
         parser.feed_eof()
         if self.over:
             out = b""
-        elif parser.complete or (self._sink == self._take_events and not parser.malformed):
+        elif parser.complete or (self._sink is Exchange._take_events and not parser.malformed):
             # A cut stream may have had its terminal event, but for the blank line.
             self.answering = True
-            out = self._at_end()
+            out = self._at_end(self)
         elif parser.malformed:
             out = self._break_off(errors.INVALID_ANSWER)
         else:
@@ -255,7 +258,12 @@ class Exchange:
 
     def fail(self, fault: Fault) -> bytes:
         """The upstream's connection failed, or stayed silent too long."""
-        failure = errors.TIMED_OUT if fault is Fault.TIMEOUT else self._broken()
+        if fault is Fault.TIMEOUT:
+            failure = errors.TIMED_OUT
+        elif fault is Fault.STOPPING:
+            failure = errors.STOPPING
+        else:
+            failure = self._broken()
         return self._hand_out(self._break_off(failure))
 
     def abort(self) -> None:
@@ -275,7 +283,8 @@ class Exchange:
         """The final head has come: what kind of answer is it, and who takes its body."""
         if not 200 <= head.status < 300:
             if head.status in errors.KEPT_STATUSES:
-                self._sink, self._at_end = self._collect, self._refuse
+                self._sink, self._at_end = Exchange._collect, Exchange._refuse
+                self._limit = MAX_ERROR_BYTES
                 return b""
             # Whatever its body says is ours to mend: nothing to wait for, though a pool may still drain it.
             return self._fail(errors.UPSTREAM_ERROR)
@@ -283,13 +292,14 @@ class Exchange:
         answer = self._translator.answer
         is_stream = head.media_type == EVENT_STREAM
         if answer is Answer.OPAQUE:
-            self._sink, self._at_end = self._pass_on, self._end_opaque
+            self._sink, self._at_end = Exchange._pass_on, Exchange._end_opaque
         elif answer is Answer.EVENTS and is_stream:
-            self._sink, self._at_end = self._take_events, self._end_events
+            self._sink, self._at_end = Exchange._take_events, Exchange._end_events
         elif answer is Answer.EVENTS and _is_json(head.media_type):
-            self._sink, self._at_end = self._collect, self._end_unstreamed
+            self._sink, self._at_end = Exchange._collect, Exchange._end_unstreamed
+            self._limit = MAX_ERROR_BYTES
         elif answer is Answer.WHOLE and not is_stream:
-            self._sink, self._at_end = self._collect, self._end_whole
+            self._sink, self._at_end = Exchange._collect, Exchange._end_whole
         else:
             return self._break_off(errors.INVALID_ANSWER)
         return b""
@@ -299,9 +309,7 @@ class Exchange:
     def _collect(self, body: bytes) -> bytes:
         self._parts.append(body)
         self._size += len(body)
-        if self._size <= (self._max_body if self._accepted else MAX_ERROR_BYTES):
-            return b""
-        return self._break_off(errors.INVALID_ANSWER)
+        return b"" if self._size <= self._limit else self._break_off(errors.INVALID_ANSWER)
 
     def _body(self) -> bytes:
         body = b"".join(self._parts)
@@ -425,7 +433,7 @@ class Exchange:
 
     def _end_at_terminal(self, excess: bool) -> None:
         self._close_served()
-        self._sink = self._after_terminal
+        self._sink = Exchange._after_terminal
         if excess or self._framer.rest().strip(b"\n"):
             self._tainted = True
 
@@ -479,7 +487,7 @@ class Exchange:
     def _close(self, reason: ClosedReason) -> None:
         self.over = True
         self._reason = reason
-        self._sink = self._discard
+        self._sink = Exchange._discard
         self._parts = []
 
     def _hand_out(self, out: bytes) -> bytes:

@@ -99,6 +99,10 @@ class Dispatch:
         self.connection.send(request, silence=self.relay_timeout, caller=caller)
         self._deadline = time.monotonic() + self.first_byte_timeout
 
+    def restart_silence(self) -> None:
+        """Count the upstream's silence from now: it was not being read."""
+        self._deadline = time.monotonic() + self.relay_timeout
+
     def on_readable(self) -> bytes:
         """Read the upstream once; body bytes for the caller, often none."""
         connection = self.connection

@@ -39,6 +39,9 @@ INCOMPLETE: Final = Failure(
 TIMED_OUT: Final = Failure(
     status=504, code="upstream_timeout", message="The upstream server did not answer in time."
 )
+STOPPING: Final = Failure(
+    status=503, code="server_stopping", message="The server stopped before the answer was complete."
+)
 
 _KEPT_MESSAGES: Final = {
     400: "The upstream server rejected the request.",

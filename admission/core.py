@@ -231,10 +231,10 @@ class MemberAdmissionLease(AdmissionLease):
 
     __slots__ = ("member_id", "selection")
 
-    def __init__(self, place: "_Place", member_id: str, selection: ReplicaDecision | None) -> None:
+    def __init__(self, place: "_Place", member_id: str) -> None:
         super().__init__(place)
         self.member_id: Final = member_id
-        self.selection: Final = selection
+        self.selection: ReplicaDecision | None = None
 
 
 # State, all of it under the tier's lock ----------------------------------------------------------------
@@ -297,7 +297,11 @@ class _Member(_Scope):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What one configuration of a tier gives the hot path; replaced as a whole, never changed."""
+    """What one configuration of a tier gives the hot path; a new configuration brings a new plan.
+
+    ``local`` holds each member's part of the rank, ``rotation`` the rotating ranks for the cursor. Both
+    change under the tier's lock, together with what they are made from.
+    """
 
     scope: TierScope
     size: int
@@ -305,6 +309,8 @@ class _Plan:
     scale: RankScale
     unknown: tuple[tuple[int, ...], tuple[PressureFreshness, ...]]
     """Upstream keys and freshness of a tier about whose upstreams nothing is known."""
+    local: list[int]
+    rotation: list[int]
 
     @staticmethod
     def of(scope: TierScope) -> "_Plan":
@@ -320,6 +326,8 @@ class _Plan:
                 (upstream_key(None),) * len(members),
                 (PressureFreshness.UNKNOWN,) * len(members),
             ),
+            local=[0] * len(members),
+            rotation=[0] * len(members),
         )
 
     def completed(
@@ -350,17 +358,7 @@ class _Plan:
 class _Tier(_Scope):
     """One tier's state. Every method but ``__init__`` needs ``lock`` to be held."""
 
-    __slots__ = (
-        "cursor",
-        "local",
-        "lock",
-        "lost_places",
-        "members",
-        "plan",
-        "rotation",
-        "tier_id",
-        "waiting",
-    )
+    __slots__ = ("cursor", "lock", "lost_places", "members", "plan", "tier_id", "waiting")
 
     def __init__(self, tier_id: str, lost_places: "SimpleQueue[_Place]") -> None:
         super().__init__()
@@ -371,8 +369,6 @@ class _Tier(_Scope):
         self.lock: Final = RLock()
         self.plan = _Plan.of(TierScope(tier_id))
         self.members: tuple[_Member, ...] = ()
-        self.local: list[int] = []
-        self.rotation: list[int] = []
         self.cursor = 0
         self.waiting: deque[_Ticket] = deque()
 
@@ -382,32 +378,29 @@ class _Tier(_Scope):
         """Take on ``scope``; what stays keeps its counts, its quiesce and, by id, the cursor."""
         start = self.members[self.cursor].member_id if self.members else ""
         leaving = {member.member_id: member for member in self.members}
+        ceilings = {member.member_id: member.max_concurrency for member in scope.members}
         self.plan = plan = _Plan.of(scope)
         self.ceiling = scope.effective_ceiling or MAX_COUNT
-        ceilings = {member.member_id: member.max_concurrency for member in scope.members}
-        members = tuple(leaving.pop(name, None) or _Member(name) for name in plan.scale.member_ids)
-        self.members = members
-        if members:
-            self.cursor = bisect_left(plan.scale.member_ids, start) % plan.size
-            self.rotation = list(plan.scale.rotations[self.cursor])
-        self.local = [0] * plan.size
-        for index, member in enumerate(members):
+        self.members = tuple(
+            leaving.pop(name) if name in leaving else _Member(name) for name in plan.scale.member_ids
+        )
+        for index, member in enumerate(self.members):
             member.index = index
             member.weight = plan.scale.weights[index]
             member.ceiling = ceilings[member.member_id] or MAX_COUNT
-        for scope_id, state in ((None, self), *((member.member_id, member) for member in members)):
+            self.refresh(member)
+        if self.members:
+            self.cursor = bisect_left(plan.scale.member_ids, start) % plan.size
+            plan.rotation[:] = plan.scale.rotations[self.cursor]
+        for scope_id, state in ((None, self), *((member.member_id, member) for member in self.members)):
             reason = intents.get((self.tier_id, scope_id))
             if state.reason is None and reason is not None:
-                state.reason = reason
-        for member in members:
-            self.refresh(member)
-        for gone in leaving.values():
-            gone.retired = True
-            self.active -= gone.active
-        for gone in leaving.values():
-            self.end_drain(gone, drained=False)
-        if self.reason is not None:
-            self.refuse_waiting()
+                self.set_reason(state, reason)
+        for member in leaving.values():
+            member.retired = True
+            self.active -= member.active
+        for member in leaving.values():
+            self.end_drain(member, drained=False)
         self.settle()
 
     def retire(self) -> None:
@@ -427,12 +420,21 @@ class _Tier(_Scope):
                 return member
         raise UnknownScopeError("unknown_member")
 
+    def set_reason(self, scope: _Scope, reason: str | None) -> None:
+        """Quiesce ``scope`` for ``reason``, or open it."""
+        scope.reason = reason
+        if isinstance(scope, _Member):
+            self.refresh(scope)
+        elif reason is not None:
+            self.refuse_waiting()
+
     # Places
 
     def refresh(self, member: _Member) -> None:
         """Bring a member's part of the rank up to date after its count, ceiling or quiesce changed."""
         is_open = member.reason is None and member.active < member.ceiling
-        self.local[member.index] = member.active * member.weight if is_open else self.plan.scale.blocked
+        plan = self.plan
+        plan.local[member.index] = member.active * member.weight if is_open else plan.scale.blocked
 
     def settle(self) -> None:
         """Hand free places to those who wait, in their order, and end the drains that are at zero."""
@@ -517,7 +519,7 @@ class _Place:
                     return True
                 tier.active -= 1
                 if member.reason is None and active < member.ceiling:
-                    tier.local[member.index] = active * member.weight
+                    tier.plan.local[member.index] = active * member.weight
                 watched = tier.drain is not None or member.drain is not None
             if watched:
                 tier.settle()
@@ -599,7 +601,7 @@ class TierAdmission:
             tier = self._find(tier_id)
             if tier.members:
                 raise AdmissionError("tier_has_members")
-            ticket = _Ticket(tier.lock) if seconds else None
+            ticket = None
             with tier.lock:
                 if not tier.retired:
                     if tier.reason is not None:
@@ -607,11 +609,11 @@ class TierAdmission:
                     # Free places go to those who wait at once, so a free one means that nobody waits.
                     if tier.active < tier.ceiling:
                         tier.active += 1
-                        ticket = None
-                    elif ticket is None:
-                        return None
-                    else:
+                    elif seconds:
+                        ticket = _Ticket(tier.lock)
                         tier.waiting.append(ticket)
+                    else:
+                        return None
                     break
             self._await_reconfiguration()
         if ticket is not None and not self._wait(tier, ticket, deadline, abandoned):
@@ -660,7 +662,7 @@ class TierAdmission:
             if not scale.member_ids:
                 raise AdmissionError("tier_is_direct")
             upstream, freshness = plan.completed(readiness, pressure)
-            ranking = rank(tier.local, upstream, tier.rotation)
+            ranking = rank(plan.local, upstream, plan.rotation)
             with tier.lock:
                 # No call and no loop in here: CPython switches threads at those, and 32 threads queueing
                 # for a lock whose holder waits for its turn would take milliseconds.
@@ -676,15 +678,16 @@ class TierAdmission:
                     member = tier.members[index]
                     tier.active += 1
                     member.active = active = member.active + 1
-                    tier.local[index] = active * member.weight if active < member.ceiling else scale.blocked
+                    plan.local[index] = active * member.weight if active < member.ceiling else scale.blocked
                     tier.cursor = following = (index + 1) % plan.size
-                    tier.rotation[:] = scale.rotations[following]
+                    plan.rotation[:] = scale.rotations[following]
                     break
             # The configuration changed between the check and the lock: check against the new one.
             self._await_reconfiguration()
-        place = _Place(tier, member)
-        selection = decision_from_keys(scale, keys, cursor, freshness) if plan.ranked else None
-        return MemberAdmissionLease(place, member.member_id, selection)
+        lease = MemberAdmissionLease(_Place(tier, member), member.member_id)
+        if plan.ranked:
+            lease.selection = decision_from_keys(scale, keys, cursor, freshness)
+        return lease
 
     # Transitions
 
@@ -699,8 +702,7 @@ class TierAdmission:
             raise AdmissionError("reason_invalid")
         with self._held(tier_id) as tier:
             scope = tier.scope(member_id)
-            scope.reason = reason
-            self._reopened_or_closed(tier, scope)
+            tier.set_reason(scope, reason)
             return tier.snapshot()
 
     def readmit(self, tier_id: str, member_id: str | None = None) -> AdmissionSnapshot:
@@ -710,17 +712,9 @@ class TierAdmission:
         """
         with self._held(tier_id) as tier:
             scope = tier.scope(member_id)
-            scope.reason = None
-            self._reopened_or_closed(tier, scope)
+            tier.set_reason(scope, None)
             tier.end_drain(scope, drained=False)
             return tier.snapshot()
-
-    @staticmethod
-    def _reopened_or_closed(tier: _Tier, scope: _Scope) -> None:
-        if isinstance(scope, _Member):
-            tier.refresh(scope)
-        elif scope.reason is not None:
-            tier.refuse_waiting()
 
     def drain(self, tier_id: str, timeout: float, member_id: str | None = None) -> DrainResult:
         """Wait at most ``timeout`` seconds (0 to 3,600) until no lease of a quiesced scope runs.

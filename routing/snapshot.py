@@ -245,7 +245,8 @@ def join_faults(config: RouterConfig, topology: Topology | None) -> tuple[tuple[
                 add("replica_host_split", f"{place}.host_id", same)
             resource = None if topology is None else topology.resource(member.resource_id)
             if resource is None:
-                missing = f"{member.resource_id!r} is not a resource of the topology"
+                unknown = "can't be found: no topology is given"
+                missing = unknown if topology is None else f"{member.resource_id!r} is not in the topology"
                 add("replica_resource_missing", f"{place}.resource_id", missing)
                 continue
             if resource.host != member.host_id:

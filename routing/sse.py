@@ -28,6 +28,8 @@ class EventFramer:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The blocks that ``data`` completes. Blocks may hold LFs at their ends and may be empty."""
+        if self.oversized:
+            return []
         if self._start is not None:
             data = self._skip_bom(self._start + data)
         if self._after_cr or b"\r" in data:
@@ -50,7 +52,8 @@ class EventFramer:
                 if len(block.strip(b"\n")) > self._max_event:
                     self.oversized = True
                     return blocks[:index]
-        self._check_pending()
+        if pending:
+            self._check_pending()
         return blocks
 
     def rest(self) -> bytes:

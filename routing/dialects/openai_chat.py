@@ -157,7 +157,7 @@ class ChatRequest(CallerRequest):
                     if isinstance(part, str):
                         text += len(part.encode())
                         continue
-                    kinds = {part["type"]} if "type" in part else set(part)
+                    kinds = {part["type"]} if part.get("type") else set(part)
                     if kinds & _IMAGE_PARTS:
                         images += 1
                     elif kinds & _VIDEO_PARTS:

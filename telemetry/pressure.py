@@ -230,7 +230,9 @@ class _Member:
 
     def steady_until(self, now: float) -> float:
         """The first moment after ``now`` at which the projection changes by itself, or a reading is due."""
-        moments = [self.observed_at, self.observed_at + FRESH_SECONDS]
+        moments = [self.observed_at + FRESH_SECONDS]
+        if self.observed_at > now:
+            moments.append(self.observed_at)
         if not self.pending:
             moments.append(self.due_at)
         if self.started_at is not None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from admission.replica_scheduler import PressureFreshness
+from routing.config import ReplicaMember, Tier
 from telemetry.engine_metrics import (
     MAX_PAGE_BYTES,
     MetricsEndpoint,
@@ -17,6 +19,7 @@ from telemetry.engine_metrics import (
     MetricsStatus,
     fetch_engine_metrics,
 )
+from telemetry.pressure import ReplicaPressureCache
 
 pytestmark = pytest.mark.requirement("C-R009", "C-T003")
 
@@ -285,3 +288,50 @@ def test_a_trickling_engine_ends_at_the_deadline(engine: Start, opening: bytes) 
     assert status_of(peer.at, timeout=0.3) is MetricsStatus.TIMEOUT
     assert time.monotonic() - started < 5
     assert hung_up.wait(10)
+
+
+def test_the_pressure_cache_reads_real_engines_with_their_token(
+    engine: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One member answers and one is not there; neither its address nor the token is in what comes out."""
+    monkeypatch.setenv("ENGINE_TOKEN", "s3cret")
+    done = threading.Semaphore(0)
+
+    def provider(view: Tier) -> MetricsSnapshot:
+        try:
+            return fetch_engine_metrics(view)
+        finally:
+            done.release()
+
+    peer = engine(answer(PAGE))
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        gone = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    tier = Tier(
+        id="primary",
+        context_limit=32_768,
+        model="m",
+        auth_env="ENGINE_TOKEN",
+        replica_strategy="capacity",
+        replicas=tuple(
+            ReplicaMember(
+                id=member_id,
+                base_url=base_url,
+                host_id="gpu-host-1",
+                resource_id=member_id,
+                qualification_ref="bench:run-7",
+                max_concurrency=8,
+            )
+            for member_id, base_url in (("here", peer.at.base_url), ("gone", gone))
+        ),
+    )
+    with closing(ReplicaPressureCache([tier], metrics_provider=provider)) as cache:
+        cache.snapshot("primary")
+        for _ in range(2):
+            assert done.acquire(timeout=10)
+        give_up = time.monotonic() + 10
+        while None in cache.ages("primary").values():  # between the fetch and its sample
+            assert time.monotonic() < give_up
+        seen = cache.peek("primary")
+    assert (seen["here"].freshness, seen["here"].pressure_ppm) == (PressureFreshness.FRESH, 500_000)
+    assert (seen["gone"].freshness, seen["gone"].pressure_ppm) == (PressureFreshness.FAILED, None)
+    assert b"Bearer s3cret" in peer.requests[0]

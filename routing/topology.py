@@ -211,10 +211,11 @@ def _check_references(entries: Mapping[str, Mapping[str, Table]]) -> None:
         role = gpu_roles.get(role_id)
         if role is None:
             table.refuse("gpu_role", f"must be the id of a configured GPU role{rules.shown(role_id)}")
-        elif {table.values.get("host"), role.values.get("host")} <= hosts.keys():
-            # Only between two known hosts: an unknown one has been told already.
-            if table.values["host"] != role.values["host"]:
-                table.refuse("gpu_role", "must be on the resource's own host")
+            continue
+        own, other = table.values.get("host"), role.values.get("host")
+        # Only between two known hosts: an unknown one has been told already.
+        if own != other and {own, other} <= hosts.keys():
+            table.refuse("gpu_role", "must be on the resource's own host")
 
 
 def _check_reserve(table: Table) -> None:

@@ -468,7 +468,7 @@ HOSTS, RESOURCES = ("h1", "h2"), ("r1", "r2", "r3")
 def test_what_the_join_accepts_is_exactly_what_the_rules_say(
     members: list[tuple[str, str]], homes: dict[str, str]
 ) -> None:
-    """Hosts and resources at random, endpoints always right: an independent statement of the rules decides."""
+    """Hosts and resources at random, endpoints always right; the rules are stated a second time here."""
     config = PAIR[: PAIR.index(b"[[router.tiers.rep")].decode()
     for number, (host, resource) in enumerate(members):
         config += f'[[router.tiers.replicas]]\nid = "m{number}"\nbase_url = "http://127.0.0.1:{number + 1}"\n'

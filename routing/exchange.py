@@ -392,7 +392,10 @@ class Exchange:
         if out and not self.first_output:
             self._note_first(out)
         if translator.terminal:
-            self._end_at_terminal(any(block.strip(b"\n") for block in blocks) or framer.oversized)
+            more = (
+                framer.oversized or framer.rest().strip(b"\n") or any(block.strip(b"\n") for block in blocks)
+            )
+            self._end_at_terminal(excess=bool(more))
         elif failure is not None:
             out.append(self._break_off(failure))
         return out[0] if len(out) == 1 else b"".join(out)
@@ -431,11 +434,11 @@ class Exchange:
             out.append(self._break_off(failure))
         return b"".join(out)
 
-    def _end_at_terminal(self, excess: bool) -> None:
+    def _end_at_terminal(self, *, excess: bool) -> None:
+        """Served. ``excess``: something other than blank lines came after the terminal event."""
         self._close_served()
         self._sink = Exchange._after_terminal
-        if excess or self._framer.rest().strip(b"\n"):
-            self._tainted = True
+        self._tainted = excess
 
     def _after_terminal(self, body: bytes) -> bytes:
         if body.strip(b"\r\n"):

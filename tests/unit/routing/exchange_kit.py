@@ -59,7 +59,9 @@ WHOLE_SEEN = (
 
 
 def chunked(*parts: bytes, trailer: bytes = b"") -> bytes:
-    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n" + trailer + b"\r\n"
+    return (
+        b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts if part) + b"0\r\n" + trailer + b"\r\n"
+    )
 
 
 def http(

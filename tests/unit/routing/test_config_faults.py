@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from routing.config import ConfigError, check_field, parse_config, table_faults
+from routing.config import ConfigError, check_field, normalise_url, parse_config, table_faults
 from tests import corpus
 
 Edit = tuple[str, str]
@@ -858,6 +858,14 @@ def test_a_bad_url_is_one_fault_that_does_not_repeat_it(url: str) -> None:
 )
 def test_a_good_url_is_kept_as_written(url: str) -> None:
     assert check_field("tier", "base_url", url) == url
+
+
+def test_only_accepted_urls_can_be_normalised() -> None:
+    assert normalise_url("HTTPS://Host:443/V1/") == "https://host/V1"
+    assert normalise_url("http://host:0443") == "http://host:443"
+    with pytest.raises(ValueError) as refused:
+        normalise_url("http://user:hunter2@host")
+    assert str(refused.value) == "not an accepted URL"
 
 
 @pytest.mark.requirement("contract 1")

@@ -7,7 +7,7 @@ one tier share one host. URLs are compared as text; no name is resolved and no s
 A refusal has one of nine fixed codes and a fixed text without any input. Where several things are wrong, the
 code that comes first in ``CODES`` is the answer: the documents are judged before the join, and each rule of
 the join over all tiers and members before the next rule. What exactly is wrong is for the document's owner:
-``parse_config`` and ``parse_topology`` tell every fault with its place.
+``parse_config``, ``parse_topology`` and ``join_faults`` tell every fault with its place.
 
 What is validated is what the operator declares. It is never evidence of what runs.
 """

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing import snapshot as snapshot_module
-from routing.config import parse_config
+from routing.config import parse_config, read_config
 from routing.snapshot import (
     CODES,
     SnapshotError,
     ValidatedSnapshot,
     capture,
+    join_faults,
     validate_files,
     validate_snapshot,
     validation_result,
@@ -261,6 +262,34 @@ def test_faults_that_the_join_let_pass_are_refused_all_the_same(monkeypatch: pyt
     monkeypatch.setattr(snapshot_module, "_join", lambda config, topology: None)
     case = corpus.snapshot_case("replica_host_split")
     assert refusal(*case.data()).code == "router_config_invalid"
+
+
+@pytest.mark.requirement("contract 1")
+def test_the_owner_is_told_every_broken_rule_of_the_join_in_document_order() -> None:
+    """What the code alone does not say; only offline, and for the documents' owner."""
+    second = PAIR[PAIR.index(b"[[router.tiers]]") :].replace(b'"pair"', b'"other"')
+    config = edited(PAIR, SPLIT_CONFIG) + edited(second, ('"llm-b"', '"llm-x"'))
+    topology = edited(TOPOLOGY, ('endpoint = "http://127.0.0.1:8102/v1"\n', ""), ("8101", "8109"))
+    reading = read_config(config)
+    assert reading.config is not None
+    told = [(code, str(fault)) for code, fault in join_faults(reading.config, parse_topology(topology))]
+    first, other = "router.tiers[0].replicas", "router.tiers[1].replicas"
+    mismatch = "is 'http://127.0.0.1:8101/v1', but the resource's endpoint is 'HTTP://127.0.0.1:8109/v1/'"
+    assert told == [
+        ("replica_endpoint_mismatch", f"{first}[0].base_url: {mismatch}"),
+        ("replica_host_split", f"{first}[1].host_id: must be the same as {first}[0].host_id"),
+        (
+            "replica_host_mismatch",
+            f"{first}[1].host_id: is 'gpu-host-2', but the resource is on 'gpu-host-1'",
+        ),
+        ("replica_endpoint_missing", f"{first}[1].resource_id: names a resource without an endpoint"),
+        ("replica_resource_reused", f"{other}[0].resource_id: is the same as {first}[0].resource_id"),
+        ("replica_endpoint_mismatch", f"{other}[0].base_url: {mismatch}"),
+        ("replica_resource_missing", f"{other}[1].resource_id: 'llm-x' is not in the topology"),
+    ]
+    assert refusal(config, topology).code == "replica_resource_missing"
+    without = [str(fault) for _, fault in join_faults(parse_config(PAIR), None)]
+    assert without == [f"{first}[{n}].resource_id: can't be found: no topology is given" for n in (0, 1)]
 
 
 # --- What a refusal tells ---

@@ -2,6 +2,8 @@
 
 import getpass
 import os
+import secrets
+import shlex
 import shutil
 import sys
 from importlib import resources
@@ -66,11 +68,11 @@ def init(arguments: Arguments) -> Outcome:
         data={"initialised": True, "files": files},
         lines=(
             f"The data directory is set up, with a first user, {', '.join(EXAMPLES)}. Next, in it:",
-            "  set -a; . ./anvil.env; set +a     the environment of the router and of this command",
-            "  anvil serve                       start the router; people log in at /admin/",
-            "  edit router.toml, topology.toml   then: anvil router check --config router.toml "
-            "--topology topology.toml",
-            "  anvil keys create --help          keys for callers and for this command",
+            "  set -a; . ./anvil.env; set +a   the environment of the router and of this command, and a token",
+            "  edit router.toml and topology.toml, then:",
+            "  anvil router check --config router.toml --topology topology.toml",
+            "  anvil router install-config --config router.toml --topology topology.toml --confirm",
+            "  anvil serve                     people log in at /admin/; anvil --help lists the rest",
         ),
     )
 
@@ -116,9 +118,12 @@ def _fill(data_dir: Path, name: str, password: str) -> str | None:
 
 
 def _write_examples(data_dir: Path) -> None:
+    values = {"{data}": shlex.quote(str(data_dir)), "{token}": secrets.token_urlsafe(32)}
     source = resources.files(__package__).joinpath("examples")
     for target, name in EXAMPLES.items():
-        text = source.joinpath(name).read_text(encoding="ascii").replace("{data}", str(data_dir))
+        text = source.joinpath(name).read_text(encoding="ascii")
+        for place, value in values.items():
+            text = text.replace(place, value)
         descriptor = os.open(data_dir / target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)

@@ -26,8 +26,8 @@ def line(result: Mapping[str, Json]) -> str:
     """The one line that people read, from the closed result alone."""
     if result["valid"] is True:
         return (
-            f"valid: {result['tier_count']} tiers, {result['replica_tier_count']} of them replica tiers with "
-            f"{result['replica_member_count']} members; sha256 {result['config_sha256']}"
+            f"valid: tiers {result['tier_count']}, replica tiers {result['replica_tier_count']}, "
+            f"replica members {result['replica_member_count']}; sha256 {result['config_sha256']}"
         )
     return f"refused: {result['error_code']}"
 

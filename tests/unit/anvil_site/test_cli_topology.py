@@ -136,7 +136,7 @@ class TestValidateRouterConfig:
         }
         shown = anvil(*LABEL.split(), *words)
         assert (shown.code, shown.err) == (0, "")
-        assert shown.out == f"valid: 1 tiers, 1 of them replica tiers with 2 members; sha256 {digest}\n"
+        assert shown.out == f"valid: tiers 1, replica tiers 1, replica members 2; sha256 {digest}\n"
         for result in (enveloped, shown):
             assert_input_free(result, words)
 

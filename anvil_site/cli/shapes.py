@@ -4,8 +4,9 @@ A shape is a function from an untrusted value to the value or, when it is not of
 Keys that a shape does not list are dropped.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 from admission import identifiers
 
@@ -141,24 +142,27 @@ def transition(action: str) -> Shape:
     )
 
 
-def bounded(value: Json) -> Json:
-    """``value`` as it is, or None when it is deeper, larger or longer than any answer of a router is."""
+def bounded(value: object) -> Json:
+    """``value`` as it is; None when it is no JSON, or deeper, larger or longer than any answer of a router."""
     left = MAX_VALUES
 
-    def fits(item: Json, depth: int) -> bool:
+    def fits(item: object, depth: int) -> bool:
         nonlocal left
         left -= 1
         if left < 0 or depth > MAX_DEPTH:
             return False
         if isinstance(item, str):
             return len(item) <= MAX_TEXT
-        if isinstance(item, Mapping):
-            return all(len(key) <= MAX_TEXT and fits(inner, depth + 1) for key, inner in item.items())
+        if isinstance(item, dict):
+            return all(
+                isinstance(key, str) and len(key) <= MAX_TEXT and fits(inner, depth + 1)
+                for key, inner in item.items()
+            )
         if isinstance(item, list):
             return all(fits(inner, depth + 1) for inner in item)
-        return True
+        return item is None or isinstance(item, int) or (isinstance(item, float) and math.isfinite(item))
 
-    return value if fits(value, 0) else None
+    return cast("Json", value) if fits(value, 0) else None
 
 
 def rows_of(data: Mapping[str, Json], key: str) -> list[Mapping[str, Json]]:

@@ -68,7 +68,7 @@ def init(arguments: Arguments) -> Outcome:
         data={"initialised": True, "files": files},
         lines=(
             f"The data directory is set up, with a first user, {', '.join(EXAMPLES)}. Next, in it:",
-            "  set -a; . ./anvil.env; set +a   the environment of the router and of this command, and a token",
+            "  set -a; . ./anvil.env; set +a   the environment of router and command, with a token",
             "  edit router.toml and topology.toml, then:",
             "  anvil router check --config router.toml --topology topology.toml",
             "  anvil router install-config --config router.toml --topology topology.toml --confirm",

@@ -380,6 +380,9 @@ class TestBounds:
         assert shapes.bounded("x" * shapes.MAX_TEXT) is not None
         assert shapes.bounded("x" * (shapes.MAX_TEXT + 1)) is None
         assert shapes.bounded({"x" * (shapes.MAX_TEXT + 1): 1}) is None
+        assert shapes.bounded({1: 1}) is None
+        assert shapes.bounded([float("inf")]) is None
+        assert shapes.bounded([object()]) is None
 
     def test_the_number_of_values(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shapes, "MAX_VALUES", 4)

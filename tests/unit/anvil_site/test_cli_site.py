@@ -1,4 +1,4 @@
-"""``anvil init``, ``serve``, ``manage`` and ``qualify``; what needs a data directory is a process of its own."""
+"""``anvil init``, ``serve``, ``manage`` and ``qualify``; what needs a directory is a process of its own."""
 
 import json
 import os

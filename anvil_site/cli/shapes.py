@@ -143,7 +143,7 @@ def transition(action: str) -> Shape:
 
 
 def bounded(value: object) -> Json:
-    """``value`` as it is; None when it is no JSON, or deeper, larger or longer than a router's answers are."""
+    """``value`` as it is; None when it is no JSON, or larger, deeper or longer than a router answers."""
     left = MAX_VALUES
 
     def fits(item: object, depth: int) -> bool:

@@ -2,11 +2,10 @@
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from .outcome import FAILED, Outcome, RouterFault, emit, failed, refusal_of, refused
+from .outcome import FAILED, Outcome, RouterFault, emit, failed, refusal_of, refused, tell_traceback
 from .parsing import PROGRAM, Parser, UsageError, find, help_for, parse
 from .spec import Passthrough
 from .tree import LEAVES
@@ -63,6 +62,5 @@ def _run(handler: Callable[[], Outcome]) -> Outcome:
     except KeyboardInterrupt:
         return failed("interrupted")
     except Exception:  # noqa: BLE001 - the last net: an exception's text must not reach the terminal
-        if os.environ.get("ANVIL_TRACEBACK") == "1":
-            traceback.print_exc()
+        tell_traceback()
         return failed("internal_error")

@@ -11,7 +11,7 @@ from typing import Final
 from routing.snapshot import SnapshotError, ValidatedSnapshot, validation_result
 
 from .client import Target, call
-from .outcome import FAILED, Fault, Json, Outcome, RouterFault, failed, refusal_of, refused
+from .outcome import Fault, Json, Outcome, RouterFault, failed, refusal_of, refused, tell_traceback
 from .shapes import bounded
 from .spec import Arguments
 from .topology import line, validate
@@ -96,7 +96,8 @@ def _install_offline(snapshot: ValidatedSnapshot, data: dict[str, Json]) -> Outc
     except LedgerOwned:
         return failed("ledger_owned", data=data)
     except Exception:  # noqa: BLE001 - a database's error text names files and hosts
-        return Outcome(data=data, errors=(Fault("offline_failed"),), exit_code=FAILED)
+        tell_traceback()
+        return failed("offline_failed", data=data)
     data["applied"] = True
     data["activation"] = bounded(activation)
     return Outcome(data=data, lines=("installed; it is active when the router starts",))

@@ -6,6 +6,8 @@ from the closed table below, so no operand, path, address, secret or exception t
 """
 
 import json
+import os
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TextIO, TypeAlias
@@ -71,8 +73,8 @@ MESSAGES: Final[Mapping[str, str]] = {
     "already_initialised": "the data directory is in use already; nothing was changed",
     "admin_missing": "set ANVIL_ADMIN_USER and ANVIL_ADMIN_PASSWORD, or run it in a terminal",
     "admin_refused": "the first user's name or password does not do: 8 characters or more, not a common one",
-    "offline_failed": "the data directory could not be changed",
-    "init_failed": "the data directory could not be set up; what was begun is removed",
+    "offline_failed": "the data directory could not be changed; ANVIL_TRACEBACK=1 shows why",
+    "init_failed": "the data directory could not be set up and is as before; ANVIL_TRACEBACK=1 shows why",
     "server_missing": "the server could not be started",
 }
 
@@ -127,6 +129,12 @@ class Outcome:
     @property
     def ok(self) -> bool:
         return self.exit_code == DONE
+
+
+def tell_traceback() -> None:
+    """Print the exception at hand, which otherwise stays unseen, if its owner asked for it."""
+    if os.environ.get("ANVIL_TRACEBACK") == "1":
+        traceback.print_exc()
 
 
 def failed(code: str, *, data: Json = None, lines: tuple[str, ...] = (), online: bool = False) -> Outcome:

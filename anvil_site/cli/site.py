@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from .outcome import Json, Outcome, failed
+from .outcome import Json, Outcome, failed, tell_traceback
 from .spec import Arguments
 
 SETTINGS: Final = "anvil_site.settings"
@@ -53,13 +53,13 @@ def init(arguments: Arguments) -> Outcome:
     admin = _admin()
     if admin is None:
         return failed("admin_missing")
-    code = "init_failed"
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         data_dir.chmod(0o700)
         refusal = _fill(data_dir, *admin)
     except Exception:  # noqa: BLE001 - the text of a file or database error names paths and hosts
-        refusal = code
+        tell_traceback()
+        refusal = "init_failed"
     if refusal is not None:
         _empty(data_dir, existed=existed)
         return failed(refusal)

@@ -150,7 +150,9 @@ class TestInit:
         (tmp_path / "var").mkdir()
         result = run(tmp_path, "init", **ADMIN, DATABASE_URL=url)
         assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr == "init: the data directory could not be set up; what was begun is removed\n"
+        assert result.stderr == (
+            "init: the data directory could not be set up and is as before; ANVIL_TRACEBACK=1 shows why\n"
+        )
         assert list((tmp_path / "var").iterdir()) == []
 
     def test_without_a_user_and_without_a_terminal(self, tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def read_block(block: bytes) -> Block:
     """Takes ``block`` apart by the rules of the event stream format: unknown fields are ignored, data lines
     joined by LF. Raises UnicodeDecodeError when it is not UTF-8."""
     block.decode()
-    comments = prefix = b""
+    comments: list[bytes] = []
+    fields: list[bytes] = []
     data: list[bytes] = []
     for line in block.split(b"\n"):
         name, _, value = line.partition(b":")
@@ -101,7 +102,7 @@ def read_block(block: bytes) -> Block:
         if name == b"data":
             data.append(value)
         elif name in (b"event", b"id", b"retry"):
-            prefix += name + b": " + value + b"\n"
+            fields.append(name + b": " + value + b"\n")
         elif line.startswith(b":"):
-            comments += line + b"\n"
-    return Block(comments, prefix, b"\n".join(data) if data else None)
+            comments.append(line + b"\n")
+    return Block(b"".join(comments), b"".join(fields), b"\n".join(data) if data else None)

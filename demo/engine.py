@@ -86,6 +86,7 @@ class Engine:
         self._filling = False
         self._connections_total = 0
         self._refusals = 0
+        self._cleared_at = float("-inf")
         self._routes: dict[str, tuple[str, Callable[[], Delivery] | None]] = {
             "/health": ("GET", self._health),
             "/version": ("GET", self._version),
@@ -177,8 +178,10 @@ class Engine:
         self._fill()
 
     def stall(self, job: Job, seconds: float | None) -> None:
-        """Keep the job silent: for so long, or until the faults are cleared."""
+        """Keep the job silent: for so long, or until the faults are cleared after it came."""
         self._stalled[job] = None
+        if job.started <= self._cleared_at:
+            seconds = 0.0
         if seconds is not None:
             self.ticker.at(self.loop.time() + seconds, lambda: self._wake(job))
 
@@ -344,6 +347,7 @@ class Engine:
             self.faults.drop(name)
         else:
             self.faults.clear()
+            self._cleared_at = self.loop.time()
             for job in list(self._stalled):
                 self._wake(job)
         if self.listener is not None and name in ("", REFUSE):

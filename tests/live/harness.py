@@ -25,7 +25,7 @@ from tests.live.raw import CHAT, HOST, TOKEN
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "demo-model"
-PROMPT: Sequence[Mapping[str, Any]] = ({"role": "user", "content": "hi"},)
+PROMPT: list[Any] = [{"role": "user", "content": "hi"}]
 
 T = TypeVar("T")
 

@@ -85,6 +85,40 @@ def request(
         return Answer(status=response.status, headers=received, body=response.read())
 
 
+class ReservedPorts:
+    """Neighbouring ports that nobody else gets, but servers that reuse addresses (ours do) can listen on."""
+
+    def __init__(self, count: int = 1) -> None:
+        """Raises OSError when no such run of ports is found."""
+        for attempt in range(100):
+            self._sockets = [socket.socket() for _ in range(count)]
+            try:
+                self._sockets[0].bind((HOST, 0))
+                self.first: int = self._sockets[0].getsockname()[1]
+                for offset, bound in enumerate(self._sockets[1:], start=1):
+                    bound.bind((HOST, self.first + offset))
+            except (OSError, OverflowError):
+                self.close()
+                if attempt == 99:
+                    raise
+            else:
+                break
+        for bound in self._sockets:
+            # Only now, since two that both reuse addresses could be bound to one port.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def close(self) -> None:
+        """Give them up. Nothing to do twice."""
+        for bound in self._sockets:
+            bound.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
 # Engines.
 
 
@@ -295,12 +329,8 @@ class Router:
     ) -> None:
         """``installed`` is what a first start on this ``directory`` installs; ``environ`` adds variables."""
         directory.mkdir(parents=True, exist_ok=True)
-        # A bound socket that does not listen keeps the number from everybody else, but not from gunicorn,
-        # which reuses addresses as this one does.
-        self._placeholder = socket.socket()
-        self._placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._placeholder.bind((HOST, 0))
-        self.port: int = self._placeholder.getsockname()[1]
+        self._ports = ReservedPorts()
+        self.port = self._ports.first
         self.directory = directory
         self.token = TOKEN
         self._log_path = directory / "router.log"
@@ -410,7 +440,7 @@ class Router:
                 self.terminate(timeout=15)
             except subprocess.TimeoutExpired:
                 self.kill()
-        self._placeholder.close()
+        self._ports.close()
 
     def request(
         self,

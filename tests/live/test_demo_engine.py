@@ -16,6 +16,7 @@ from tests.live.harness import (
     MODEL,
     PROMPT,
     Engine,
+    ReservedPorts,
     chat_body,
     eventually,
     openai_client,
@@ -908,22 +909,20 @@ def test_any_fault_may_be_moved_to_another_path(engine: Engine, connect: Connect
 # Processes.
 
 
-def test_the_demo_engines_start_together_say_who_they_are_and_stop(
-    tmp_path: Path, make_engine: MakeEngine
-) -> None:
-    # A free engine's port names a range that was free a moment ago.
-    base = make_engine("scout").port + 1
-    with start_engines(base, tmp_path, ["--prefill", "0", "--token", "0"]) as engines:
+def test_the_demo_engines_start_together_say_who_they_are_and_stop(tmp_path: Path) -> None:
+    options = ["--prefill", "0", "--token", "0"]
+    with ReservedPorts(3) as ports, start_engines(ports.first, tmp_path, options) as engines:
         names = []
         for process in engines.engines:
             answer = request(process.port, "POST", CHAT, body=chat_body(max_tokens=3)).json()
             names.append(answer["choices"][0]["message"]["content"])
         assert names == ["Hello from member-a:", "Hello from member-b:", "Hello from direct:"]
         with pytest.raises(EngineFailure, match="engine member-a ended at once: cannot listen"):
-            start_engines(base, tmp_path / "second")
-    assert not any(process.is_running for process in engines.engines)
-    with pytest.raises(ConnectionRefusedError):
-        request(base, "GET", "/health")
+            start_engines(ports.first, tmp_path / "second")
+        engines.stop()
+        assert not any(process.is_running for process in engines.engines)
+        with pytest.raises(ConnectionRefusedError):
+            request(ports.first, "GET", "/health")
 
 
 def test_an_engine_ends_in_order_while_it_works(make_engine: MakeEngine, connect: Connect) -> None:

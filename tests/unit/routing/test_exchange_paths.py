@@ -224,3 +224,27 @@ def test_an_exchange_that_was_never_driven_ends_without_a_byte():
     assert log == ["release"]
     assert exchange.outcome.response_bytes == 0
     assert not exchange.outcome.unreachable
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_upstream_connection_of_a_caller_that_left_is_not_drained(stream):
+    response = sse(STREAM) if stream else http(WHOLE)
+    exchange = chat_exchange(stream=stream)
+    exchange.receive(response[:-20])
+    exchange.abort()
+
+    assert not exchange.drainable
+    exchange.receive(response[-20:])
+    assert exchange.complete
+    assert not exchange.reusable
+
+
+def test_a_caller_that_leaves_after_the_terminal_event_spoils_nothing():
+    response = sse(STREAM)
+    exchange = chat_exchange(stream=True)
+    exchange.receive(response[:-5])
+    exchange.abort()
+
+    assert exchange.drainable
+    exchange.receive(response[-5:])
+    assert exchange.reusable

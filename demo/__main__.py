@@ -90,7 +90,7 @@ class Demo:
         self._step("starting the router")
         log = self._data / "log" / "router.log"
         with log.open("wb") as output:
-            self._router = subprocess.Popen(  # noqa: S603 - our own program
+            self._router = subprocess.Popen(
                 [sys.executable, "-m", "anvil_site.cli", "serve"],
                 env=environ,
                 stdout=output,

@@ -73,6 +73,7 @@ class RequestParser:
         return (
             self._head is not None
             and not self._buffer
+            and not self._decoded
             and self._head.headers.get("expect", "").lower() == "100-continue"
         )
 

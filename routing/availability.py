@@ -178,7 +178,9 @@ class HttpHealthAvailability:
         """What the request path uses: the result of every member, in id order; empty for a direct tier.
 
         Waits for nothing that has a held result. Members without one are probed in line, together, once, at
-        most ``timeout`` seconds; quiesced ones are not, since they can't be selected: ``probe_pending``.
+        most ``timeout`` seconds. They are ``probe_pending`` instead when they are quiesced, since they can't
+        be selected, and when another member is ready while the prober runs, which looks at them at once: a
+        member that joins does not hold up its peers' traffic.
         """
         with self._changed:
             scopes = self._members.get(tier_id, [])
@@ -458,6 +460,7 @@ class HttpHealthAvailability:
         if None not in held:
             return [result for result in held if result is not None]
         quiesced = self._quiesced()
+        can_wait = self._running and any(result is not None and result.available for result in held)
         tickets: dict[int, _Ticket] = {}
         results: list[AvailabilityResult] = []
         with self._changed:
@@ -465,7 +468,7 @@ class HttpHealthAvailability:
                 key = scope.target.key
                 closed = key in quiesced or (key[0], None) in quiesced
                 known = self._held(scope) if self._scopes.get(key) is scope else DROPPED
-                if known is None and not (closed or scope.in_flight):
+                if known is None and not (closed or scope.in_flight or can_wait):
                     tickets[place] = self._take_off(scope)
                 results.append(known or scope.pending)
         self._fly_together(tickets, results)

@@ -46,7 +46,7 @@ def install_snapshot(config: bytes, topology: bytes | None, overlay: bytes | Non
         row = publishing.active_row()
         if row is None or publishing.captured(row) != (config, topology, overlay):
             row = publishing.store(snapshot, source=RouterSnapshot.Source.CLI, actor="offline")
-            publishing.point_at(row, actor="offline")
+            publishing.point_at(row.pk, actor="offline")
         return {"activated": True, "snapshot_id": row.pk}
 
 

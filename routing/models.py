@@ -11,6 +11,7 @@ from django.utils import timezone
 from admission.identifiers import normalise_alias
 from routing import config
 from routing.documents import Fault
+from routing.rendering import Table
 from routing.working_row import KeyRule, NamedRow, WorkingRow
 
 
@@ -205,10 +206,10 @@ class RouterSettings(WorkingRow):
         router = (fault for fault in super().table_faults() if fault.path != "tiers")
         return (*config.table_faults("server", self.server_table()), *router)
 
-    def server_table(self) -> dict[str, object]:
+    def server_table(self) -> Table:
         return self._values("server")
 
-    def topology_header(self) -> dict[str, object]:
+    def topology_header(self) -> Table:
         return self._values("topology")
 
 
@@ -247,7 +248,7 @@ class Tier(NamedRow):
     image_digest = _text("replica_identity", "image_digest", 71)
     config_fingerprint = _text("replica_identity", "config_fingerprint", 71)
 
-    def as_table(self, members: "Iterable[ReplicaMember] | None" = None) -> dict[str, object]:
+    def as_table(self, members: "Iterable[ReplicaMember] | None" = None) -> Table:
         """The tier with ``members``, or without them as a table that holds no member yet."""
         table = super().as_table()
         identity = self._values("replica_identity")
@@ -344,7 +345,7 @@ class Host(NamedRow):
     address = _text("host", "address", 253)
     os = _text("host", "os", 64)
 
-    def as_table(self) -> dict[str, object]:
+    def as_table(self) -> Table:
         return {**super().as_table(), "roles": self.roles}
 
 

@@ -1,12 +1,41 @@
-"""Snapshots in the database: record what was captured, and move the active pointer.
+"""Snapshots in the database: record what was captured, compare, and move the active pointer.
 
-Capture and validation come first and touch nothing; a refusal leaves no row behind.
+Capture and validation come first and touch nothing; a refusal leaves no row behind. There is one way in, for
+files, uploads and publications alike, and it takes bytes: no path is opened here and nothing is written anew.
 """
+
+import difflib
+from dataclasses import dataclass
 
 from django.db import transaction
 
+from routing.activation_plan import ActivationPlan, plan_activation
 from routing.models import ActiveSnapshot, RouterSnapshot
+from routing.rendering import config_document, render, topology_document
 from routing.snapshot import ValidatedSnapshot, validate_snapshot
+
+
+def capture(
+    config: bytes,
+    topology: bytes | None,
+    overlay: bytes | None,
+    *,
+    source: RouterSnapshot.Source,
+    actor: str,
+) -> tuple[RouterSnapshot, bool]:
+    """Validate these exact bytes and keep them; the row, and whether it is a new one.
+
+    Bytes that were captured before are not kept twice. Raises SnapshotError, and nothing is stored.
+    """
+    snapshot = validate_snapshot(config, topology, overlay)
+    with transaction.atomic():
+        known = RouterSnapshot.objects.filter(
+            config_sha256=snapshot.config_sha256, topology_sha256=snapshot.topology_sha256 or ""
+        )
+        for row in known:
+            if captured(row) == (config, topology, overlay):
+                return row, False
+        return store(snapshot, source=source, actor=actor), True
 
 
 def store(snapshot: ValidatedSnapshot, *, source: RouterSnapshot.Source, actor: str) -> RouterSnapshot:
@@ -45,11 +74,11 @@ def active_row() -> RouterSnapshot | None:
     return pointer.snapshot if pointer is not None else None
 
 
-def point_at(row: RouterSnapshot, *, actor: str) -> None:
+def point_at(snapshot_id: int, *, actor: str) -> None:
     """Move the active pointer, in one transaction."""
     with transaction.atomic():
         ActiveSnapshot.objects.update_or_create(
-            pk=ActiveSnapshot.SINGLETON, defaults={"snapshot": row, "activated_by": actor}
+            pk=ActiveSnapshot.SINGLETON, defaults={"snapshot_id": snapshot_id, "activated_by": actor}
         )
 
 
@@ -61,5 +90,45 @@ def install_into_empty(
         if ActiveSnapshot.objects.exists():
             return None
         row = store(snapshot, source=source, actor=actor)
-        point_at(row, actor=actor)
+        point_at(row.pk, actor=actor)
     return row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What a candidate would change.
+
+    ``config_lines`` and ``topology_lines`` are unified diffs of what both sides mean: each is written in the
+    one layout, so that comments, order of keys and spelled-out defaults don't show. Empty: no difference.
+    """
+
+    config_lines: tuple[str, ...]
+    topology_lines: tuple[str, ...]
+    plan: ActivationPlan
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.config_lines or self.topology_lines)
+
+
+def diff(active: ValidatedSnapshot | None, candidate: ValidatedSnapshot) -> Difference:
+    """How ``candidate`` differs from ``active`` (None: nothing is), and what activating it needs."""
+    before, after = _written(active), _written(candidate)
+    config, topology = (
+        tuple(difflib.unified_diff(old, new, "active", "candidate", lineterm=""))
+        for old, new in zip(before, after, strict=True)
+    )
+    old_config = None if active is None else active.config
+    return Difference(
+        config_lines=config,
+        topology_lines=topology,
+        plan=plan_activation(old_config, candidate.config),
+    )
+
+
+def _written(snapshot: ValidatedSnapshot | None) -> tuple[list[str], list[str]]:
+    if snapshot is None:
+        return [], []
+    topology = b"" if snapshot.topology is None else render(topology_document(snapshot.topology))
+    config = render(config_document(snapshot.config))
+    return config.decode().splitlines(), topology.decode().splitlines()

@@ -6,7 +6,7 @@ column is a key that is not configured.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import models
@@ -14,9 +14,7 @@ from django.utils.deconstruct import deconstructible
 
 from routing import config, topology
 from routing.documents import Fault, Invalid, render_path
-
-ABSENT: Final[tuple[object, ...]] = ("", [], {})
-"""Beside None and False: the values of a column that stand for a key which is not configured."""
+from routing.rendering import Table, is_absent
 
 
 @deconstructible
@@ -52,7 +50,7 @@ class WorkingRow(models.Model):
     class Meta:
         abstract = True
 
-    def as_table(self) -> dict[str, object]:
+    def as_table(self) -> Table:
         """The table as TOML would give it, absent keys left out."""
         return self._values(self.TABLE)
 
@@ -79,13 +77,13 @@ class WorkingRow(models.Model):
         below = fault.path[len(key) :].removeprefix(".")
         return self.COLUMNS.get(key, key), f"{below}: {fault.message}" if below else fault.message
 
-    def _values(self, table: str) -> dict[str, object]:
+    def _values(self, table: str) -> Table:
         rules: Mapping[str, object] = config.FIELD_RULES.get(table) or topology.FIELD_RULES[table]
         values = {key: getattr(self, self.COLUMNS.get(key, key)) for key in rules}
         return {
             key: value.identifier if isinstance(value, NamedRow) else value
             for key, value in values.items()
-            if value is not None and value is not False and value not in ABSENT
+            if not is_absent(value)
         }
 
     def _is_sound(self, column: str) -> bool:

@@ -6,6 +6,7 @@ Nothing here runs at import, and no thread exists before `start`.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,23 @@ class Runtime:
         self._data_plane: DataPlane | None = None
         self.evidence = ProcessEvidence(self.log)
         self.router = Router(evidence=self.evidence, pressure_factory=make_pressure, auth=auth)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest request body that is read."""
+        return int(settings.ANVIL_MAX_BODY_BYTES)
+
+    @property
+    def body_budget(self) -> int:
+        """Bytes that all request bodies being read or served may take together."""
+        return int(settings.ANVIL_BODY_BUDGET)
+
+    def predecessor_owns_ledger(self) -> bool:
+        """Whether a worker of the same master has the lock: it is leaving, and worth waiting for."""
+        if self._lock.try_acquire():
+            return False
+        owner = self._lock.owner()
+        return owner is not None and owner[1] == os.getppid()
 
     def data_plane(self, fallback: "WSGIApplication | None" = None) -> DataPlane:
         """The WSGI application over this runtime; ``fallback``, when given, answers what is not its own."""

@@ -22,10 +22,19 @@ from admission.replica_scheduler import ReplicaPressure
 from routing.access import Principal
 from routing.availability import HttpHealthAvailability, RuntimeModelMetadata
 from routing.config import RouterConfig, Tier
-from routing.dialects.base import CallerRequest, Dialect, Failure, RequestError, Target, UpstreamCall, Usage
+from routing.dialects.base import (
+    Answer,
+    CallerRequest,
+    Dialect,
+    Failure,
+    RequestError,
+    Target,
+    UpstreamCall,
+    Usage,
+)
 from routing.exchange import Exchange, Fault, Outcome
 from routing.gates import check_gates, context_needs_count, output_cap
-from routing.records import AttemptRecord, DecisionRecord, ReplicaSelection, canonical_record
+from routing.records import AttemptRecord, DecisionRecord, RecordBoundary, ReplicaSelection
 from routing.relay import Dispatch
 from routing.upstream import POLLRDHUP, CallerGone, ConnectFailure, ConnectionPool, Endpoint, SendFailure
 
@@ -51,7 +60,8 @@ class Caller:
     """What the path needs to know of one request besides its body.
 
     ``connection`` is the caller's connection where the server gives it away. The correlation ids passed their
-    grammar; ``arrived`` is the monotonic second at which the request was complete.
+    grammar; ``arrived`` is the monotonic second at which the request was complete. ``leave`` gives back what
+    the front door took for the request; it is called, at least once, when its exchange is over.
     """
 
     principal: Principal
@@ -60,6 +70,7 @@ class Caller:
     task_id: str | None
     arrived: float
     connection: socket.socket | None = field(repr=False)
+    leave: Callable[[], None] = field(repr=False)
 
     def is_gone(self) -> bool:
         """Whether the caller has closed its side; False where that cannot be seen."""
@@ -150,6 +161,7 @@ class Gateway:
         self._pressure = pressure
         self._pool = pool
         self._evidence = evidence
+        self._boundary = RecordBoundary(config)
         self._routes = build_routes(config, environ)
         self._dynamic: dict[str, tuple[RuntimeModelMetadata, Route]] = {}
 
@@ -287,6 +299,7 @@ class _Passage:
             endpoint=member.endpoint,
             first_byte_timeout=route.first_byte_timeout,
             relay_timeout=route.relay_timeout,
+            streams=call.translator.answer is not Answer.WHOLE,
             headers=self._headers(),
             on_over=self._over,
         )
@@ -344,6 +357,7 @@ class _Passage:
 
     def _over(self, dispatch: Dispatch) -> None:
         """The exchange is over and its lease released: leave the one record."""
+        self._caller.leave()
         outcome = dispatch.exchange.outcome
         if outcome is None:
             return
@@ -410,7 +424,7 @@ class _Passage:
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
         )
-        gateway._evidence.record(canonical_record(record, config=gateway.config), observation)
+        gateway._evidence.record(gateway._boundary.canonical(record, lease=lease), observation)
 
 
 _GATE_WORDS: Final = {"over_context": Refused.OVER_CONTEXT, "tools_unsupported": Refused.TOOLS}

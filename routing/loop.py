@@ -5,8 +5,8 @@ upstream, feeds its exchange and writes the frames at once pays for none. The lo
 from `add` until it calls ``on_done``, and has unregistered them by then, so an event of an earlier owner can
 never reach a descriptor number that was closed and opened again.
 
-Rules of the loop: nothing in it blocks, one event costs one bounded read, an exception ends one flow and never
-the loop. A caller that takes its bytes slowly stops the reading of its own upstream and nobody else's.
+Rules of the loop: nothing in it blocks, one event costs one bounded read, an exception ends one flow and
+never the loop. A caller that takes its bytes slowly stops the reading of its own upstream and nobody else's.
 """
 
 import logging
@@ -47,7 +47,7 @@ _SEND_FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 Done = Callable[[bool], None]
-"""Called once, in the loop's thread, when both sockets are the owner's again: whether to keep the caller's."""
+"""Called once, in the loop's thread, when both sockets are free: whether to keep the caller's open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class Flow:
         "client_fd",
         "client_mask",
         "dispatch",
-        "headers",
         "head_sent",
+        "headers",
         "keep_alive",
         "on_done",
         "paused",

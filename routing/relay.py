@@ -9,6 +9,7 @@ The blocking driver here serves one dispatch from the calling thread. `routing.l
 hundred from one thread.
 """
 
+import os
 import select
 import socket
 import time
@@ -29,7 +30,8 @@ class Dispatch:
     """One admitted request: its exchange, its upstream connection and its lease.
 
     ``on_over(dispatch)`` is called exactly once, right after the lease was released; it must not block.
-    ``headers`` are the path's own, sent beside those of the exchange's head.
+    ``headers`` are the path's own, sent beside those of the exchange's head. ``streams`` says that the caller
+    asked for an answer that comes in parts.
     ``first_byte_timeout`` and ``relay_timeout`` are seconds: silence before the answer's body begins, and
     between bytes after that.
     """
@@ -47,6 +49,7 @@ class Dispatch:
         "headers",
         "lease",
         "relay_timeout",
+        "streams",
     )
 
     def __init__(
@@ -58,6 +61,7 @@ class Dispatch:
         endpoint: Endpoint,
         first_byte_timeout: float,
         relay_timeout: float,
+        streams: bool,
         headers: tuple[tuple[str, str], ...],
         on_over: Callable[["Dispatch"], None],
     ) -> None:
@@ -67,6 +71,7 @@ class Dispatch:
         self.relay_timeout = relay_timeout
         self.first_output_at: float | None = None
         self.headers = headers
+        self.streams = streams
         self.lease = lease
         self._pool = pool
         self._endpoint = endpoint
@@ -185,6 +190,20 @@ class Dispatch:
             connection.close()
 
 
+class StopSignal:
+    """Wakes every thread that waits in a blocking driver: the process is stopping, exchanges end now."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def set(self) -> None:
+        """Readable from now on, for everybody."""
+        os.eventfd_write(self._fd, 1)
+
+
 class BlockingDriver:
     """Serves one dispatch from the calling thread, watching upstream and caller at once.
 
@@ -192,11 +211,17 @@ class BlockingDriver:
     only when writing fails. End of file from a caller whose request is complete counts as gone.
     """
 
-    __slots__ = ("_caller_fd", "_dispatch", "_poller", "_upstream_fd")
+    __slots__ = ("_caller_fd", "_dispatch", "_poller", "_stop_fd", "_upstream_fd")
 
-    def __init__(self, dispatch: Dispatch, caller: socket.socket | None) -> None:
+    def __init__(
+        self, dispatch: Dispatch, caller: socket.socket | None, stopping: StopSignal | None = None
+    ) -> None:
         self._dispatch = dispatch
         self._poller = select.poll()
+        self._stop_fd = -1
+        if stopping is not None:
+            self._stop_fd = stopping.fileno()
+            self._poller.register(self._stop_fd, select.POLLIN)
         self._upstream_fd = self._caller_fd = -1
         if dispatch.connection is not None:
             self._upstream_fd = dispatch.connection.fileno()
@@ -222,6 +247,8 @@ class BlockingDriver:
             if fd == self._caller_fd:
                 dispatch.on_caller_gone()
                 return b""
+            if fd == self._stop_fd:
+                return dispatch.fail(Fault.STOPPING)
         return dispatch.on_readable()
 
     def run_to_head(self) -> bytes:

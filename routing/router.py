@@ -18,7 +18,9 @@ from routing.availability import HttpHealthAvailability, targets_from_config
 from routing.config import RouterConfig, Tier
 from routing.dialects.base import Dialect
 from routing.gateway import Caller, Evidence, Gateway, Reply
-from routing.relay import Dispatch
+from routing.operations import Operations
+from routing.probes import Transport
+from routing.relay import Dispatch, StopSignal
 from routing.snapshot import ValidatedSnapshot
 from routing.upstream import ConnectionPool
 
@@ -63,10 +65,13 @@ class Router:
         pressure_factory: PressureFactory,
         auth: bool = True,
         environ: Mapping[str, str] = os.environ,
+        probe_transport: Transport | None = None,
     ) -> None:
         self.evidence = evidence
         self.ring = KeyRing(enabled=auth)
         self.pool = ConnectionPool()
+        self.operations = Operations()
+        self.stopping = StopSignal()
         self.owns_ledger = False
         self.draining = False
         self.active: Active | None = None
@@ -75,6 +80,7 @@ class Router:
         self._pressure: PressureSource | None = None
         self._pressure_factory = pressure_factory
         self._environ = environ
+        self._probe_transport = probe_transport
         self._swap = threading.Lock()
 
     @property
@@ -147,6 +153,7 @@ class Router:
                     interval=settings.availability_probe_interval,
                     timeout=settings.availability_probe_timeout,
                     max_bytes=settings.availability_probe_max_bytes,
+                    transport=self._probe_transport,
                     environ=self._environ,
                 )
                 self._availability.use_quiesced(self.quiesced_scopes)

@@ -5,12 +5,11 @@ serves Django's test client and the dev server through ``anvil_site.middleware``
 connection and touches none of Django's request machinery.
 """
 
-import http
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +21,7 @@ from routing.dialects import DIALECTS
 from routing.dialects.base import Dialect, Failure
 from routing.exchange import Head
 from routing.gateway import Caller, Refused, Reply, reply
+from routing.loop import status_phrase
 from routing.projections import model_card, model_list
 from routing.relay import BlockingDriver, Dispatch, StreamBody
 
@@ -35,6 +35,10 @@ Headers = Iterable[tuple[str, str]]
 NO_STORE: Final = ("Cache-Control", "no-store")
 RETRY_SOON: Final = ("Retry-After", "1")
 MODELS_PATH: Final = "/v1/models"
+_REST_DIALECT: Final = DIALECTS["/v1/chat/completions"]
+CAN_DETACH: Final = "anvil.can_detach"
+"""Set in the environ by a server that takes a `Detached` answer."""
+
 _PROJECTIONS: Final = frozenset({"capacity", "capabilities", "fingerprints"})
 
 
@@ -108,6 +112,28 @@ class DataPlane:
         answer = self.answer(environ, start_response)
         return self.fallback(environ, start_response) if answer is None else answer
 
+    def is_inference(self, path: str) -> bool:
+        """Whether requests to ``path`` take one of the front door's places."""
+        return path in DIALECTS
+
+    def refusal(self, path: str, failure: Failure) -> Reply:
+        """``failure`` in the dialect that callers of ``path`` speak."""
+        return reply(DIALECTS.get(path, _REST_DIALECT), failure)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every place is taken."""
+        return self.places.taken >= self.places.limit
+
+    @property
+    def refuses(self) -> Failure | None:
+        """Why a data-plane request would be refused now whatever it asks; None when it would not."""
+        if not self._router.owns_ledger:
+            return NOT_OWNER
+        if self._router.draining:
+            return DRAINING
+        return SERVER_BUSY if self.is_full else None
+
     def answer(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes] | None:
         """The answer when the path is the data plane's, else None."""
         path: str = environ["PATH_INFO"]
@@ -158,7 +184,6 @@ class DataPlane:
     def _models(
         self, name: str, environ: "WSGIEnvironment", start_response: "StartResponse"
     ) -> Iterable[bytes]:
-        dialect = DIALECTS["/v1/chat/completions"]
         request_id = _correlation_id(environ, "HTTP_X_REQUEST_ID") or secrets.token_hex(16)
         try:
             if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
@@ -174,7 +199,23 @@ class DataPlane:
             listing = model_list(self._router)
             return _send_json(start_response, 200, listing, (NO_STORE, ("X-Request-Id", request_id)))
         except _Refusal as refusal:
-            return _send(start_response, reply(dialect, refusal.failure, *refusal.headers), request_id)
+            return _send(start_response, reply(_REST_DIALECT, refusal.failure, *refusal.headers), request_id)
+
+
+class Detached:
+    """A streamed answer that needs no thread: whoever serves connections hands it to the relay loop.
+
+    ``headers`` are the front door's own. Iterating it is a mistake of the server's, so it offers nothing.
+    """
+
+    __slots__ = ("dispatch", "headers")
+
+    def __init__(self, dispatch: Dispatch, headers: tuple[tuple[str, str], ...]) -> None:
+        self.dispatch = dispatch
+        self.headers = headers
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(())
 
 
 class _Visit:
@@ -193,10 +234,9 @@ class _Visit:
         if environ["REQUEST_METHOD"] != "POST":
             raise _Refusal(METHOD_NOT_ALLOWED, ("Allow", "POST"))
         principal = authenticate(router, environ, Scope.INFER)
-        if not router.owns_ledger:
-            raise _Refusal(NOT_OWNER, RETRY_SOON)
-        if router.draining:
-            raise _Refusal(DRAINING, RETRY_SOON)
+        refused = plane.refuses
+        if refused is not None and refused is not SERVER_BUSY:
+            raise _Refusal(refused, RETRY_SOON)
         if router.gateway is None:
             raise _Refusal(NOT_CONFIGURED, RETRY_SOON)
         if not plane.places.enter():
@@ -215,14 +255,17 @@ class _Visit:
             task_id=_correlation_id(environ, "HTTP_X_ANVIL_TASK_ID"),
             arrived=arrived,
             connection=environ.get("gunicorn.socket"),
+            leave=self.leave,
         )
         return router.handle(dialect, body, caller)
 
     def relay(self, dispatch: Dispatch, start_response: "StartResponse") -> Iterable[bytes]:
-        """Run the dispatch from this thread; a stream goes on while the server iterates the result."""
+        """Run the dispatch from this thread, unless it streams and the server can go on without one."""
+        if dispatch.streams and self._environ.get(CAN_DETACH):
+            return Detached(dispatch, tuple(self._own_headers(dispatch)))
         caller: socket.socket | None = self._environ.get("gunicorn.socket")
         try:
-            driver = BlockingDriver(dispatch, caller)
+            driver = BlockingDriver(dispatch, caller, self._plane._router.stopping)
             first = driver.run_to_head()
             head = dispatch.head
             if head is not None and head.streaming:
@@ -263,11 +306,11 @@ class _Visit:
 
     def leave(self) -> None:
         """Give back the key's place and the front door's; idempotent."""
-        if self._principal is not None:
-            self._plane._router.ring.leave(self._principal)
-            self._principal = None
-        if self._placed:
-            self._placed = False
+        principal, self._principal = self._principal, None
+        if principal is not None:
+            self._plane._router.ring.leave(principal)
+        placed, self._placed = self._placed, False
+        if placed:
             self._plane.places.leave()
 
 
@@ -312,10 +355,7 @@ def _correlation_id(environ: "WSGIEnvironment", key: str) -> str | None:
 
 
 def _status(code: int) -> str:
-    try:
-        return f"{code} {http.HTTPStatus(code).phrase}"
-    except ValueError:
-        return f"{code} Status"
+    return f"{code} {status_phrase(code)}"
 
 
 def _send(start_response: "StartResponse", answer: Reply, request_id: str) -> list[bytes]:

@@ -210,7 +210,7 @@ class RouterSettings(WorkingRow):
         return self._values("server")
 
     def topology_header(self) -> Table:
-        return self._values("topology")
+        return {"id": self.topology_id} if self.topology_id else {}
 
 
 class Tier(NamedRow):

@@ -5,9 +5,11 @@ ever written anew: there the bytes count.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import tomlkit
+from tomlkit.items import Item
+from tomlkit.items import Table as TomlTable
 
 from routing import config as config_module
 from routing import topology as topology_module
@@ -91,8 +93,34 @@ def nested(**tables: object) -> Table:
 
 
 def render(document: Table) -> bytes:
-    """``document`` as TOML."""
-    return tomlkit.dumps(document).encode("utf-8")
+    """``document`` as TOML: in each table its values, then its tables, both in their order."""
+    toml = tomlkit.document()
+    _fill(toml, document)
+    return toml.as_string().encode("utf-8")
+
+
+def _fill(target: "tomlkit.TOMLDocument | TomlTable", values: Mapping[str, object]) -> None:
+    for key, value in sorted(values.items(), key=lambda entry: _is_nested(entry[1])):
+        target.append(key, _item(value))
+
+
+def _item(value: object) -> Item:
+    if not _is_nested(value):
+        return tomlkit.item(value)
+    if isinstance(value, list):
+        tables = tomlkit.aot()
+        tables.extend(_item(entry) for entry in value)
+        return tables
+    table = tomlkit.table()
+    _fill(table, cast(Table, value))
+    return table
+
+
+def _is_nested(value: object) -> bool:
+    """Whether TOML has a header for it: a table, or an array of nothing but tables."""
+    return isinstance(value, dict) or (
+        isinstance(value, list) and value != [] and all(isinstance(entry, dict) for entry in value)
+    )
 
 
 def _table(name: str, source: object) -> Table:

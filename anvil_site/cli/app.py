@@ -10,7 +10,7 @@ from .parsing import PROGRAM, Parser, UsageError, find, help_for, parse
 from .spec import Passthrough
 from .tree import LEAVES
 
-DISTRIBUTION = "anvil-inference-router"
+DISTRIBUTION = "anvil-router"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

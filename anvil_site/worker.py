@@ -16,6 +16,7 @@ import logging
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +94,7 @@ class AnvilWorker(ThreadWorker):
         self._accept_again = 0.0
         self._next_sweep = 0.0
         self._body_bytes = 0
+        self._budget_lock = threading.Lock()
         self._reload_generation = process.reload_generation()
         self._term_received = False
         self._drain_deadline: float | None = None
@@ -342,9 +344,10 @@ class AnvilWorker(ThreadWorker):
 
     def _charge(self, connection: Connection, size: int) -> bool:
         """Take ``size`` bytes of the body budget for the connection, until its request is served."""
-        if self._body_bytes + size > self._budget:
-            return False
-        self._body_bytes += size
+        with self._budget_lock:
+            if self._body_bytes + size > self._budget:
+                return False
+            self._body_bytes += size
         connection.charged += size
         return True
 
@@ -523,10 +526,8 @@ class AnvilWorker(ThreadWorker):
     def _give_back_budget(self, connection: Connection) -> None:
         charged, connection.charged = connection.charged, 0
         if charged:
-            self.method_queue.defer(self._return_bytes, charged)
-
-    def _return_bytes(self, charged: int) -> None:
-        self._body_bytes -= charged
+            with self._budget_lock:
+                self._body_bytes -= charged
 
     def _close(self, connection: Connection) -> None:
         """Close once; harmless when closed. The entry goes first: the number may be another's right after."""

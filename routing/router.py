@@ -20,7 +20,7 @@ from routing.dialects.base import Dialect
 from routing.gateway import Caller, Evidence, Gateway, Reply
 from routing.operations import Operations
 from routing.probes import Transport
-from routing.relay import Dispatch
+from routing.relay import Dispatch, StopSignal
 from routing.snapshot import ValidatedSnapshot
 from routing.upstream import ConnectionPool
 
@@ -71,6 +71,7 @@ class Router:
         self.ring = KeyRing(enabled=auth)
         self.pool = ConnectionPool()
         self.operations = Operations()
+        self.stopping = StopSignal()
         self.owns_ledger = False
         self.draining = False
         self.active: Active | None = None

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from gunicorn.errors import HaltServer
 
+from routing.access import is_loopback_bind
+
 if TYPE_CHECKING:
     from gunicorn.arbiter import Arbiter
     from gunicorn.config import Config
@@ -43,7 +45,14 @@ _ONE_LEDGER = "the admission ledger lives in one process"
 
 def refusals(cfg: "Config") -> list[str]:
     """Why these final settings would break an invariant of the process; empty when they would not."""
+    auth_off = os.environ.get("ANVIL_AUTH") == "off"
+    # What is no pair of host and port is a Unix socket or a descriptor: some proxy is in front of it.
+    binds = [f"{it[0]}:{it[1]}" if isinstance(it, tuple) else "" for it in cfg.address]
     rules = [
+        (
+            auth_off and not all(map(is_loopback_bind, binds)),
+            "ANVIL_AUTH=off needs a loopback address to listen on",
+        ),
         (cfg.workers != 1, f"workers must be 1: {_ONE_LEDGER}"),
         (bool(cfg.preload_app), f"preload_app must be off: {_ONE_LEDGER}"),
         (cfg.max_requests != 0, "max_requests must be 0: a recycled worker would cut its streams"),

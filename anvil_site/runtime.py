@@ -8,16 +8,20 @@ Nothing here runs at import, and no thread exists before `start`.
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import django.db
 from django.conf import settings
 from django.core.management import call_command
 from django.db import close_old_connections
 
+from admission import intents
 from anvil_site.ownership import LedgerLock
-from routing import publishing
+from routing import keys, publishing, transitions
+from routing.access import is_loopback_bind
 from routing.config import Tier
 from routing.models import RouterSnapshot
 from routing.records import DecisionRecord
@@ -39,6 +43,8 @@ STANDBY_POLL: Final = 0.25
 """Seconds between two attempts of a standing-by process at the lock."""
 
 HOUSEKEEPING_SECONDS: Final = 1.0
+LAST_USED_SECONDS: Final = 15.0
+"""How far behind the stored last use of a key may be; so often at most does it cost a write."""
 
 
 class StartRefused(Exception):
@@ -90,6 +96,8 @@ class Runtime:
 
     def start(self) -> None:
         """Begin to serve: as the owner when the lock is free, else standing by. Raises StartRefused."""
+        if not self.router.ring.enabled and not is_loopback_bind(settings.ANVIL_BIND):
+            raise StartRefused("ANVIL_AUTH=off needs a loopback address in ANVIL_BIND")
         bind_router(self.router)
         process.bind(self.evidence)
         if self._lock.try_acquire():
@@ -105,12 +113,20 @@ class Runtime:
         self._line_logger.stop(timeout=2.0)
         if self._jsonl is not None:
             self._jsonl.stop(timeout=2.0)
+        if self.router.owns_ledger:
+            self._write_back_last_used()
         self._lock.release()
 
     def _own(self) -> None:
         # Only the owner migrates, so two processes never do at once.
         call_command("migrate", verbosity=0, interactive=False)
         self._install_first()
+        intents.forget_promotions()
+        try:
+            # Without a configuration, too: who repairs a row wants to know of it before anything opens.
+            intents.load()
+        except intents.IntentError as error:
+            raise StartRefused(f"the stored intents are not valid: {error}") from None
         row = publishing.active_row()
         if row is None:
             logger.warning("no configuration is active: install one (anvil router install-config)")
@@ -119,9 +135,9 @@ class Runtime:
                 snapshot = publishing.load(row)
             except SnapshotError as error:
                 raise StartRefused(f"the active snapshot is not valid: {error.code}") from None
-            self.router.install(snapshot, snapshot_id=row.pk)
+            transitions.install(self.router, snapshot, snapshot_id=row.pk)
             self._open_jsonl(snapshot.config.server.decision_log_path)
-        self.router.set_keys(())
+        keys.refresh(self.router)
         self._line_logger.start()
         threading.Thread(target=self._keep_house, name="anvil-housekeeping", daemon=True).start()
         threading.Thread(target=self._reap, name="anvil-reaper", daemon=True).start()
@@ -153,8 +169,20 @@ class Runtime:
                 return
 
     def _keep_house(self) -> None:
+        written = time.monotonic()
         while not self._stopping.wait(HOUSEKEEPING_SECONDS):
             self.router.pool.sweep()
+            if time.monotonic() - written >= LAST_USED_SECONDS:
+                written = time.monotonic()
+                self._write_back_last_used()
+
+    def _write_back_last_used(self) -> None:
+        try:
+            keys.write_back_last_used(self.router)
+        except django.db.Error:
+            logger.warning("when keys were last used could not be stored")
+        finally:
+            close_old_connections()
 
     def _reap(self) -> None:
         while not self._stopping.is_set():

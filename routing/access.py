@@ -7,10 +7,11 @@ time after one dictionary look-up by digest, which reveals nothing about a key t
 import enum
 import hashlib
 import hmac
+import ipaddress
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 BOOTSTRAP_NAME: Final = "bootstrap"
@@ -37,7 +38,7 @@ class Key:
 
     key_id: int | None
     name: str
-    digest: bytes
+    digest: bytes = field(repr=False)
     scopes: frozenset[Scope]
     max_concurrency: int | None = None
     expires_at: float | None = None
@@ -66,6 +67,22 @@ def digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
+def is_loopback_bind(address: str) -> bool:
+    """Whether ``HOST:PORT`` can be reached from this machine alone: the only bind without authentication.
+
+    Names other than ``localhost``, an empty host and a Unix socket, which some proxy is in front of, are not.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return False
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
 class KeyRing:
     """The keys that are valid now. Reading takes no lock: each change replaces one immutable mapping."""
 
@@ -75,15 +92,34 @@ class KeyRing:
         self._by_digest: dict[bytes, Key] = {}
         self._in_flight: dict[str, int] = {}
         self._last_used: dict[int, float] = {}
+        self._revoked: set[int] = set()
         self._lock = threading.Lock()
 
     @property
     def is_empty(self) -> bool:
         return not self._by_digest
 
+    def stored(self) -> tuple[Key, ...]:
+        """The keys that have a row; all but the bootstrap token."""
+        return tuple(key for key in self._by_digest.values() if key.key_id is not None)
+
     def replace(self, keys: Iterable[Key]) -> None:
-        """Make ``keys`` the whole ring; what is not among them fails on its next request."""
-        self._by_digest = {key.digest: key for key in keys}
+        """Make ``keys`` the whole ring, without those that were revoked here; others fail from now on."""
+        with self._lock:
+            self._by_digest = {key.digest: key for key in keys if key.key_id not in self._revoked}
+
+    def add(self, key: Key) -> None:
+        """Let one more key in."""
+        with self._lock:
+            self._by_digest = {**self._by_digest, key.digest: key}
+
+    def revoke(self, key_id: int) -> None:
+        """End a key for the life of this process, whatever a later `replace` says."""
+        with self._lock:
+            kept = {digest: key for digest, key in self._by_digest.items() if key.key_id != key_id}
+            if len(kept) != len(self._by_digest):
+                self._revoked.add(key_id)
+                self._by_digest = kept
 
     def verify(self, secret: str | None) -> Principal | None:
         """The principal behind ``secret``, or None; with authentication off everybody is anonymous."""
@@ -128,7 +164,8 @@ class KeyRing:
     def drain_last_used(self) -> dict[int, float]:
         """When each key was last used since the last call (wall-clock seconds), for the row's column."""
         used, self._last_used = self._last_used, {}
-        return used
+        # A copy: a request that was verified meanwhile may still write to the old one.
+        return dict(used)
 
 
 def presented_secret(authorization: str | None, api_key: str | None) -> str | None:

@@ -1,27 +1,92 @@
 """REST of the control plane: one thin view per verb over the services."""
 
-from typing import Any
+import datetime
+import select
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
-from django.http import HttpRequest, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
 from rest_framework import exceptions
+from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.views import exception_handler as drf_exception_handler
 
-from routing import transitions
-from routing.access import Scope
+from admission import strict_json
+from admission.intents import MAX_DOCUMENT_BYTES
+from routing import keys, orders, transitions
+from routing.access import Principal, Scope
+from routing.audit import Through
 from routing.dialects import DIALECTS
 from routing.dialects.base import Failure
+from routing.drains import Drain
+from routing.models import ApiKey
+from routing.refusals import Refused
 from routing.router import live
+from routing.upstream import POLLRDHUP
+
+MAX_BODY_BYTES: Final = 65_536
+"""Of a request of the management; an intent document may be larger."""
+
+WAIT_TICK: Final = 0.5
+"""Seconds between two looks at whether somebody still waits for a drain's end."""
 
 
-class ObserveView(APIView):
-    """A read-only projection: scope observe, never cached, unknown query parameters refused."""
+# Views in general --------------------------------------------------------------------------------------
 
-    scopes: tuple[Scope, ...] = (Scope.OBSERVE,)
+
+class StrictJSONParser(BaseParser):
+    """A bounded body that is an object in strict JSON: no key twice, no NaN."""
+
+    media_type = "application/json"
+
+    def parse(
+        self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> dict[str, object]:
+        try:
+            body = strict_json.loads(read_bounded(stream, MAX_BODY_BYTES))
+        except ValueError:
+            raise exceptions.ParseError from None
+        if type(body) is not dict:
+            raise exceptions.ParseError
+        return body
+
+
+class DocumentParser(BaseParser):
+    """A bounded body as bytes, under ``document``, for what has a parser of its own."""
+
+    media_type = "application/json"
+
+    def parse(
+        self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> dict[str, bytes]:
+        return {"document": read_bounded(stream, MAX_DOCUMENT_BYTES)}
+
+
+def read_bounded(stream: Any, limit: int) -> bytes:
+    data: bytes = stream.read(limit + 1)
+    if len(data) > limit:
+        raise Refused(413, *_TEXTS[413])
+    return data
+
+
+class ManagementView(APIView):
+    """Never cached; unknown and repeated query parameters are refused; bodies are strict JSON.
+
+    ``changing`` methods take one of the places of management for as long as they are at work; when all are
+    taken they are refused at once.
+    """
+
+    scopes: tuple[Scope, ...] = ()
     parameters: frozenset[str] = frozenset()
+    changing: frozenset[str] = frozenset({"POST", "PUT", "DELETE"})
+    parser_classes: Sequence[type[BaseParser]] = (StrictJSONParser,)
+    _place: threading.BoundedSemaphore | None = None
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
@@ -29,6 +94,23 @@ class ObserveView(APIView):
             raise exceptions.ValidationError("unknown query parameter")
         if any(len(values) > 1 for _, values in request.query_params.lists()):
             raise exceptions.ValidationError("a query parameter is repeated")
+        if request.method in self.changing:
+            places = live().operations.at_work
+            if not places.acquire(blocking=False):
+                raise Refused(503, "management_busy", "The management is at its limit. Try again shortly.")
+            self._place = places
+
+    def leave(self) -> None:
+        """Give the place back; called early by who has nothing left to do but wait."""
+        place, self._place = self._place, None
+        if place is not None:
+            place.release()
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        try:
+            return super().dispatch(request, *args, **kwargs)
+        finally:
+            self.leave()
 
     def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
         response = super().finalize_response(request, response, *args, **kwargs)
@@ -36,28 +118,191 @@ class ObserveView(APIView):
         return response
 
 
-class TransitionView(ObserveView):
-    """``GET /v1/admin/transition``: the status of tiers and members."""
+class ObserveView(ManagementView):
+    """A read-only projection: scope observe."""
+
+    scopes = (Scope.OBSERVE,)
+
+
+def actor_of(request: Request) -> str:
+    """The name under which a request's changes are recorded: that of its key."""
+    assert isinstance(request.user, Principal)
+    return request.user.name
+
+
+# Transitions -------------------------------------------------------------------------------------------
+
+
+class TransitionView(ManagementView):
+    """``/v1/admin/transition``: the status of tiers and members, and what changes it."""
 
     scopes = (Scope.OPERATE,)
     parameters = frozenset({"tier_id", "member_id"})
 
     def get(self, request: Request) -> Response:
-        query = request.query_params
         try:
-            return Response(transitions.status(live(), query.get("tier_id"), query.get("member_id")))
-        except transitions.TransitionError as error:
-            return error_response(error.status, error.code, str(error))
+            scope = orders.checked_scope(request.query_params.dict())
+        except orders.OrderError as error:
+            raise _malformed(error) from None
+        return Response(transitions.status(live(), *scope))
+
+    def post(self, request: Request) -> Response:
+        if request.query_params:
+            raise exceptions.ValidationError("unknown query parameter")
+        try:
+            order = orders.parse_order(request.data)
+        except orders.OrderError as error:
+            raise _malformed(error) from None
+        router = live()
+        if order.action == "status" or order.tier_id is None:
+            return Response(transitions.status(router, order.tier_id, order.member_id))
+        if not order.applies:
+            transitions.resolve(router, order.tier_id, order.member_id)
+            return Response(transitions.preview(order.action, order.tier_id, order.member_id))
+        scope = (order.tier_id, order.member_id)
+        actor, through = actor_of(request), Through.REST
+        status, result = 200, None
+        if order.action == "quiesce":
+            result = transitions.quiesce(router, *scope, reason=order.reason, actor=actor, through=through)
+        elif order.action == "readmit":
+            result = transitions.readmit(
+                router,
+                *scope,
+                accept_unverified=order.accept_unverified,
+                reason=order.reason,
+                actor=actor,
+                through=through,
+            )
+        else:
+            drain = transitions.drain(
+                router, *scope, timeout=order.timeout, reason=order.reason, actor=actor, through=through
+            )
+            self.leave()
+            if self._await(drain, request) and drain.result is not None:
+                result = transitions.drain_result(drain.result, order.member_id)
+            else:
+                status = 202
+        return Response(transitions.answer(order.action, *scope, result), status=status)
+
+    def _await(self, drain: Drain, request: Request) -> bool:
+        """Wait for the end of a drain, if there is room to wait; whether it has come.
+
+        The drain goes on when its caller has left, when too many wait, and when the process begins to stop.
+        """
+        router = live()
+        if not router.operations.waiting.acquire(blocking=False):
+            return drain.wait(0.0)
+        try:
+            while not drain.wait(WAIT_TICK):
+                if router.draining or _is_gone(request.META.get("gunicorn.socket")):
+                    return False
+            return True
+        finally:
+            router.operations.waiting.release()
 
 
-def error_body(status: int, code: str, message: str) -> bytes:
+def _is_gone(connection: socket.socket | None) -> bool:
+    if connection is None:
+        return False
+    poller = select.poll()
+    poller.register(connection, POLLRDHUP)
+    return bool(poller.poll(0))
+
+
+def _malformed(error: orders.OrderError) -> Refused:
+    return Refused(400, *_TEXTS[400], field=error.field)
+
+
+# Intent ------------------------------------------------------------------------------------------------
+
+
+class IntentView(ManagementView):
+    """``/v1/admin/intent``: what is quiesced as a legacy document; to quiesce what such a document says."""
+
+    scopes = (Scope.CONFIGURE,)
+    parser_classes = (DocumentParser,)
+
+    def get(self, request: Request) -> HttpResponse:
+        return HttpResponse(transitions.export_intent(live()), content_type="application/json")
+
+    def put(self, request: Request) -> Response:
+        body = request.data
+        document = body["document"] if isinstance(body, dict) and "document" in body else b""
+        imported = transitions.import_intent(live(), document, actor=actor_of(request), through=Through.REST)
+        return Response(imported)
+
+
+# Keys --------------------------------------------------------------------------------------------------
+
+
+class KeysView(ManagementView):
+    """``/v1/admin/keys``: the keys without their secrets; to make one, shown in that answer alone."""
+
+    scopes = (Scope.CONFIGURE,)
+    fields = frozenset({"name", "scopes", "max_concurrency", "expires_at"})
+
+    def get(self, request: Request) -> Response:
+        return Response({"keys": [keys.describe(row) for row in ApiKey.objects.all()]})
+
+    def post(self, request: Request) -> Response:
+        body = request.data
+        if type(body) is not dict or body.keys() - self.fields or not body.keys() >= {"name", "scopes"}:
+            raise Refused(400, *_TEXTS[400])
+        row, secret = keys.create(
+            live(),
+            name=body["name"],
+            scopes=body["scopes"],
+            max_concurrency=body.get("max_concurrency"),
+            expires_at=_instant(body.get("expires_at")),
+            actor=actor_of(request),
+            through=Through.REST,
+        )
+        return Response({**keys.describe(row), "key": secret}, status=201)
+
+
+class KeyView(ManagementView):
+    """``DELETE /v1/admin/keys/{id}``: revoke a key."""
+
+    scopes = (Scope.CONFIGURE,)
+
+    def delete(self, request: Request, key_id: int) -> Response:
+        row = keys.revoke(live(), key_id, actor=actor_of(request), through=Through.REST)
+        return Response(keys.describe(row))
+
+
+def _instant(value: object) -> datetime.datetime | None:
+    """A moment in ISO 8601, UTC where it names no zone. Raises Refused."""
+    if value is None:
+        return None
+    try:
+        moment = datetime.datetime.fromisoformat(value if type(value) is str else "")
+        return moment.astimezone(datetime.UTC) if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+    except (ValueError, OverflowError):
+        raise Refused(400, *_TEXTS[400], field="expires_at") from None
+
+
+# Errors ------------------------------------------------------------------------------------------------
+
+
+def error_body(status: int, code: str, message: str, *, param: str | None = None) -> bytes:
     """An error of the REST part: OpenAI's envelope, as on the data plane."""
     dialect = DIALECTS["/v1/chat/completions"]
-    return dialect.error(Failure(status=status, code=code, message=message))
+    return dialect.error(Failure(status=status, code=code, message=message, param=param))
 
 
-def error_response(status: int, code: str, message: str) -> Response:
-    return Response(msgspec.json.decode(error_body(status, code, message)), status=status)
+def error_response(
+    status: int,
+    code: str,
+    message: str,
+    *,
+    param: str | None = None,
+    extra: Mapping[str, object] | None = None,
+) -> Response:
+    envelope = msgspec.json.decode(error_body(status, code, message, param=param))
+    answer = Response({**envelope, **(extra or {})}, status=status)
+    if status == 503:
+        answer["Retry-After"] = "1"
+    return answer
 
 
 _TEXTS = {
@@ -74,6 +319,8 @@ _TEXTS = {
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
     """Fixed texts per status: nothing of the request or of an exception goes into an answer."""
+    if isinstance(error, Refused):
+        return error_response(error.status, error.code, str(error), param=error.field, extra=error.extra)
     response = drf_exception_handler(error, context)
     if response is None:
         return None

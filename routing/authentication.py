@@ -6,6 +6,7 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from routing.access import Principal, Scope, presented_secret
+from routing.refusals import not_ledger_owner
 from routing.router import live
 
 
@@ -27,6 +28,9 @@ class HasScope(BasePermission):
 
     def has_permission(self, request: Request, view: object) -> bool:
         if not isinstance(request.user, Principal):
+            if not live().owns_ledger:
+                # Keys are read with the ledger's lock held, so here it is not known yet who is asking.
+                raise not_ledger_owner()
             raise exceptions.NotAuthenticated
         scopes: tuple[Scope, ...] = getattr(view, "scopes", ())
         return request.user.may(*scopes)

@@ -1,0 +1,27 @@
+"""JSON read strictly: what one reader may see and another overlook is an error."""
+
+import json
+from typing import NoReturn
+
+
+def loads(data: bytes) -> object:
+    """The value of a JSON text in UTF-8.
+
+    Raises ValueError, which repeats nothing of the text, when it is no JSON, repeats a key of an object,
+    holds NaN or Infinity, or nests deeper than the interpreter's stack allows.
+    """
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise ValueError("the text is not strict JSON") from None
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError
+    return found
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError

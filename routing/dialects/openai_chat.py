@@ -15,7 +15,7 @@ both directions, unknown ones included:
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -35,28 +35,32 @@ from routing.dialects.base import (
     Usage,
     Whole,
 )
-from routing.dialects.errors import refusal_in
+from routing.dialects.fields import (
+    ARRAY,
+    BOOLEAN,
+    INTEGER,
+    NULL,
+    OBJECT,
+    OBJECTS,
+    STRING,
+    UNREADABLE,
+    bad_field,
+    encode,
+    is_unset,
+    raise_if_error,
+    read,
+    read_object,
+    token_count,
+)
 from routing.gates import Demand
-
-_T = TypeVar("_T")
 
 _OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens")
 _IMAGE_PARTS: Final = frozenset({"image_url", "input_image", "image", "image_pil", "image_embeds"})
 _VIDEO_PARTS: Final = frozenset({"video_url", "input_video", "video"})
-_MAX_TOKENS_REPORTED: Final = 2**53 - 1
 
-_NULL: Final = b"null"
 _TRUE: Final = Raw(b"true")
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_encode = msgspec.json.Encoder().encode
-_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
-_objects = msgspec.json.Decoder(list[dict[str, Raw]])
-_object = msgspec.json.Decoder(dict[str, Raw])
-_array = msgspec.json.Decoder(list[Raw])
-_string = msgspec.json.Decoder(str)
-_boolean = msgspec.json.Decoder(bool)
-_integer = msgspec.json.Decoder(int)
+_decode_object = OBJECT.decode
 
 
 class ChatDialect(Dialect):
@@ -72,7 +76,7 @@ class ChatDialect(Dialect):
 
     def error(self, failure: Failure) -> bytes:
         """``{"error": {"message", "type", "param", "code"}}``."""
-        return _encode(
+        return encode(
             {
                 "error": {
                     "message": failure.message,
@@ -111,40 +115,21 @@ class ChatRequest(CallerRequest):
     def __init__(self, body: bytes) -> None:
         self._body = body
         self.body_bytes = len(body)
-        self._mark = b""
-        """What stands for lone surrogate halves in the fields, if there are any."""
-        try:
-            if not body.isascii():
-                body.decode()
-            self._fields = fields = self._split(body)
-        except msgspec.ValidationError:
-            raise _bad_body("not_an_object", "The request body must be a JSON object.") from None
-        except _UNREADABLE:
-            raise _bad_body("malformed_json", "The request body is not valid JSON.") from None
-
-        alias = _read(fields, "model", _string, "a non-empty string")
+        fields, self._mark = read_object(body)
+        self._fields = fields
+        alias = read(fields, "model", STRING, "a non-empty string")
         if alias is None or not alias.strip():
-            raise _bad_field("model", "a non-empty string")
+            raise bad_field("model", "a non-empty string")
         self.alias = alias
-        messages = _read(fields, "messages", _objects, "a non-empty array of objects")
+        messages = read(fields, "messages", OBJECTS, "a non-empty array of objects")
         if not messages:
-            raise _bad_field("messages", "a non-empty array of objects")
+            raise bad_field("messages", "a non-empty array of objects")
         self._messages = messages
-        self.stream = _read(fields, "stream", _boolean, "a boolean or null") or False
-        _read(fields, "stream_options", _object, "an object or null")
+        self.stream = read(fields, "stream", BOOLEAN, "a boolean or null") or False
+        read(fields, "stream_options", OBJECT, "an object or null")
         limits = [limit for name in _OUTPUT_LIMITS if (limit := _read_limit(fields, name)) is not None]
         self.requested_output = max(limits, default=None)
         self._tools = bool(_read_array(fields, "tools")) | bool(_read_array(fields, "functions"))
-
-    def _split(self, body: bytes) -> dict[str, Raw]:
-        try:
-            return _decode_object(body)
-        except msgspec.DecodeError:
-            masked = surrogates.mask(body)
-            if masked is None:
-                raise
-            document, self._mark = masked
-            return _decode_object(document)
 
     def demand(self, *, count_text: bool) -> Demand:
         """Text is the messages' contents and text parts; images and videos are parts of those kinds."""
@@ -179,14 +164,14 @@ class ChatRequest(CallerRequest):
             )
         fields = dict(self._fields)
         for name, value in target.extra_body_defaults.items():
-            if _is_unset(fields, name):
+            if is_unset(fields, name):
                 fields[name] = value
         fields.update(target.extra_body)
-        fields["model"] = Raw(_encode(model))
+        fields["model"] = Raw(encode(model))
         if target.max_output_tokens is not None:
             _cap_output(fields, target.max_output_tokens)
         usage = _ask_for_usage(fields) if self.stream else ShowUsage.ALL
-        body = _encode(fields)
+        body = encode(fields)
         return UpstreamCall(
             path="/chat/completions",
             body=surrogates.unmask(body, self._mark) if self._mark else body,
@@ -212,7 +197,7 @@ class ChatPassThrough(Translator):
 
     def __init__(self, *, alias: str, stream: bool, usage: ShowUsage) -> None:
         super().__init__(dialect=CHAT, answer=Answer.EVENTS if stream else Answer.WHOLE)
-        self._alias = Raw(_encode(alias))
+        self._alias = Raw(encode(alias))
         self._usage_shown = usage
 
     def event(self, data: bytes, prefix: bytes) -> bytes:
@@ -224,18 +209,18 @@ class ChatPassThrough(Translator):
             if not data.isascii():
                 data.decode()
             chunk = _decode_object(data)
-        except _UNREADABLE:
+        except UNREADABLE:
             masked = surrogates.mask(data)
             if masked is None:
                 raise MalformedAnswer from None
             return surrogates.unmask(self.event(masked[0], prefix), masked[1])
         if "error" in chunk or "choices" not in chunk or b"event: error\n" in prefix:
-            _raise_if_error(chunk, data, named=b"event: error\n" in prefix)
+            raise_if_error(chunk, data, named=b"event: error\n" in prefix)
         if "usage" in chunk and not self._take_usage(chunk):
             return b""
         if "model" in chunk:
             chunk["model"] = self._alias
-        payload = _encode(chunk)
+        payload = encode(chunk)
         if b"\n" in data:
             # White space between tokens of an event of several data lines; a string can hold none.
             payload = payload.replace(b"\n", b" ")
@@ -247,27 +232,27 @@ class ChatPassThrough(Translator):
             if not body.isascii():
                 body.decode()
             completion = _decode_object(body)
-        except _UNREADABLE:
+        except UNREADABLE:
             masked = surrogates.mask(body)
             if masked is None:
                 raise MalformedAnswer from None
             return Whole(body=surrogates.unmask(self.whole(masked[0], content_type).body, masked[1]))
         if "choices" not in completion:
-            _raise_if_error(completion, body, named=False)
+            raise_if_error(completion, body, named=False)
         if "usage" in completion:
             self._read_usage(completion["usage"])
         if "model" in completion:
             completion["model"] = self._alias
-        return Whole(body=_encode(completion))
+        return Whole(body=encode(completion))
 
     def _take_usage(self, chunk: dict[str, Raw]) -> bool:
         """Read a chunk's usage, and take it out where it is not for the caller. False: so is the chunk."""
         usage = bytes(chunk["usage"])
-        if usage != _NULL:
+        if usage != NULL:
             self._read_usage(usage)
         if self._usage_shown is ShowUsage.ALL:
             return True
-        if usage == _NULL:
+        if usage == NULL:
             del chunk["usage"]
             return True
         if "choices" in chunk and not bytes(chunk["choices"]).strip(b"[] \t\r\n"):
@@ -279,9 +264,9 @@ class ChatPassThrough(Translator):
     def _read_usage(self, usage: bytes | Raw) -> None:
         try:
             tokens = _tokens.decode(usage)
-        except _UNREADABLE:
+        except UNREADABLE:
             return
-        self.usage = Usage(_count(tokens.prompt_tokens), _count(tokens.completion_tokens))
+        self.usage = Usage(token_count(tokens.prompt_tokens), token_count(tokens.completion_tokens))
 
 
 class _Tokens(msgspec.Struct):
@@ -292,54 +277,16 @@ class _Tokens(msgspec.Struct):
 _tokens = msgspec.json.Decoder(_Tokens)
 
 
-def _count(value: object) -> int:
-    return value if type(value) is int and 0 <= value <= _MAX_TOKENS_REPORTED else 0
-
-
-def _raise_if_error(document: Mapping[str, Raw], body: bytes, *, named: bool) -> None:
-    """Raises `UpstreamRefusal` for an error in place of an answer: by its ``error`` or ``object`` field, or
-    because the event was ``named`` so."""
-    error = bytes(document.get("error", _NULL))
-    if named or error != _NULL or bytes(document.get("object", _NULL)) == b'"error"':
-        raise refusal_in(body)
-
-
-def _bad_body(code: str, message: str) -> RequestError:
-    return RequestError(Failure(status=400, code=code, message=message))
-
-
-def _bad_field(name: str, expected: str) -> RequestError:
-    return RequestError(
-        Failure(status=400, code="invalid_request", message=f"'{name}' must be {expected}.", param=name)
-    )
-
-
-def _is_unset(fields: Mapping[str, Raw], name: str) -> bool:
-    return name not in fields or bytes(fields[name]) == _NULL
-
-
-def _read(
-    fields: Mapping[str, Raw], name: str, decoder: msgspec.json.Decoder[_T], expected: str
-) -> _T | None:
-    """The value of a field, None when it is absent or null. Raises `RequestError` for any other type."""
-    if _is_unset(fields, name):
-        return None
-    try:
-        return decoder.decode(fields[name])
-    except _UNREADABLE:
-        raise _bad_field(name, expected) from None
-
-
 def _read_limit(fields: Mapping[str, Raw], name: str) -> int | None:
     expected = "a positive integer or null"
-    limit = _read(fields, name, _integer, expected)
+    limit = read(fields, name, INTEGER, expected)
     if limit is not None and limit < 1:
-        raise _bad_field(name, expected)
+        raise bad_field(name, expected)
     return limit
 
 
 def _read_array(fields: Mapping[str, Raw], name: str) -> list[Raw] | None:
-    return _read(fields, name, _array, "an array or null")
+    return read(fields, name, ARRAY, "an array or null")
 
 
 def _parts(message: Mapping[str, Raw]) -> Iterator[str | dict[str, str]]:
@@ -347,18 +294,18 @@ def _parts(message: Mapping[str, Raw]) -> Iterator[str | dict[str, str]]:
 
     Content of another shape is the engine's to refuse.
     """
-    content = bytes(message.get("content", _NULL))
+    content = bytes(message.get("content", NULL))
     if content.startswith(b'"'):
-        yield _string.decode(content)
+        yield STRING.decode(content)
     elif content.startswith(b"["):
-        for raw in _array.decode(content):
+        for raw in ARRAY.decode(content):
             part = bytes(raw)
             if part.startswith(b'"'):
-                yield _string.decode(part)
+                yield STRING.decode(part)
             elif part.startswith(b"{"):
                 yield {
-                    name: _string.decode(value) if bytes(value).startswith(b'"') else ""
-                    for name, value in _object.decode(part).items()
+                    name: STRING.decode(value) if bytes(value).startswith(b'"') else ""
+                    for name, value in OBJECT.decode(part).items()
                 }
 
 
@@ -366,26 +313,26 @@ def _cap_output(fields: dict[str, Raw], ceiling: int) -> None:
     """Lower every output limit above ``ceiling``; where there is none, ``ceiling`` is the limit."""
     limited = False
     for name in _OUTPUT_LIMITS:
-        if _is_unset(fields, name):
+        if is_unset(fields, name):
             continue
         limited = True
         try:
-            above = _integer.decode(fields[name]) > ceiling
-        except _UNREADABLE:
+            above = INTEGER.decode(fields[name]) > ceiling
+        except UNREADABLE:
             # Not the caller's (those were read): a value of the configuration that is no integer.
             above = True
         if above:
-            fields[name] = Raw(_encode(ceiling))
+            fields[name] = Raw(encode(ceiling))
     if not limited:
-        fields["max_tokens"] = Raw(_encode(ceiling))
+        fields["max_tokens"] = Raw(encode(ceiling))
 
 
 def _ask_for_usage(fields: dict[str, Raw]) -> ShowUsage:
     """Have the upstream end a stream with its usage, and say what of it is the caller's to see."""
-    options = {} if _is_unset(fields, "stream_options") else _object.decode(fields["stream_options"])
-    if not _is_unset(options, "include_usage") and bytes(options["include_usage"]) != b"false":
+    options = {} if is_unset(fields, "stream_options") else OBJECT.decode(fields["stream_options"])
+    if not is_unset(options, "include_usage") and bytes(options["include_usage"]) != b"false":
         return ShowUsage.ALL
     options["include_usage"] = _TRUE
-    fields["stream_options"] = Raw(_encode(options))
-    running = bytes(options.get("continuous_usage_stats", _NULL))
-    return ShowUsage.OWN if running in (_NULL, b"false") else ShowUsage.NONE
+    fields["stream_options"] = Raw(encode(options))
+    running = bytes(options.get("continuous_usage_stats", NULL))
+    return ShowUsage.OWN if running in (NULL, b"false") else ShowUsage.NONE

@@ -1,0 +1,92 @@
+"""JSON objects field by field: a field that nobody touches goes on byte for byte.
+
+What is read here are the bodies of callers (faults become a `RequestError` with status 400 that names the
+field) and the documents of upstreams.
+"""
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from routing.dialects import surrogates
+from routing.dialects.base import Failure, RequestError
+from routing.dialects.errors import refusal_in
+
+_T = TypeVar("_T")
+
+NULL: Final = b"null"
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Whatever a decoder raises for bytes that are not the JSON it wants."""
+
+MAX_COUNT: Final = 2**53 - 1
+"""The largest count of tokens that an upstream is believed."""
+
+encode = msgspec.json.Encoder().encode
+OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
+OBJECTS: Final = msgspec.json.Decoder(list[dict[str, Raw]])
+ARRAY: Final = msgspec.json.Decoder(list[Raw])
+STRING: Final = msgspec.json.Decoder(str)
+BOOLEAN: Final = msgspec.json.Decoder(bool)
+INTEGER: Final = msgspec.json.Decoder(int)
+
+
+def read_object(body: bytes) -> tuple[dict[str, Raw], bytes]:
+    """The fields of a caller's body, and the mark that stands for lone surrogate halves in them (``b""``:
+    there are none; see `surrogates`). Raises `RequestError`."""
+    try:
+        if not body.isascii():
+            body.decode()
+        try:
+            return OBJECT.decode(body), b""
+        except msgspec.DecodeError:
+            masked = surrogates.mask(body)
+            if masked is None:
+                raise
+            document, mark = masked
+            return OBJECT.decode(document), mark
+    except msgspec.ValidationError:
+        raise bad_body("not_an_object", "The request body must be a JSON object.") from None
+    except UNREADABLE:
+        raise bad_body("malformed_json", "The request body is not valid JSON.") from None
+
+
+def is_unset(fields: Mapping[str, Raw], name: str) -> bool:
+    """Whether a field is absent or null."""
+    return name not in fields or bytes(fields[name]) == NULL
+
+
+def read(fields: Mapping[str, Raw], name: str, decoder: msgspec.json.Decoder[_T], expected: str) -> _T | None:
+    """The value of a field, None when it is absent or null. Raises `RequestError` for any other type."""
+    if is_unset(fields, name):
+        return None
+    try:
+        return decoder.decode(fields[name])
+    except UNREADABLE:
+        raise bad_field(name, expected) from None
+
+
+def bad_body(code: str, message: str) -> RequestError:
+    """The body as a whole is at fault."""
+    return RequestError(Failure(status=400, code=code, message=message))
+
+
+def bad_field(name: str, expected: str) -> RequestError:
+    """The field ``name`` is missing, or not what was ``expected``."""
+    return RequestError(
+        Failure(status=400, code="invalid_request", message=f"'{name}' must be {expected}.", param=name)
+    )
+
+
+def token_count(value: object) -> int:
+    """``value`` when it is a count of tokens (0 to `MAX_COUNT`), else 0."""
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
+
+
+def raise_if_error(document: Mapping[str, Raw], body: bytes, *, named: bool) -> None:
+    """Raises `UpstreamRefusal` for an error in place of an answer: by its ``error`` or ``object`` field, or
+    because the event was ``named`` so."""
+    error = bytes(document.get("error", NULL))
+    if named or error != NULL or bytes(document.get("object", NULL)) == b'"error"':
+        raise refusal_in(body)

@@ -1,0 +1,91 @@
+"""``GET /v1/health/tiers`` and ``GET /v1/router/status``: whether it is up, in completed values alone."""
+
+import time
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from routing.availability import AvailabilityResult
+from routing.config import RouterConfig, Tier
+from routing.projections import ReadinessSource, completed
+from routing.router import Router
+from routing.snapshot import projection_sha256
+
+Status = Literal["up", "degraded", "down"]
+
+_BEST_FIRST: Final[tuple[Status, ...]] = ("up", "degraded", "down")
+_ROLES: Final = {"embedding": "embeddings", "rerank": "rerank", "stt": "stt", "tts": "tts"}
+_NO_PROBE: Final = AvailabilityResult(True, "availability_not_configured")
+
+
+def build_health(config: RouterConfig, source: ReadinessSource | None) -> dict[str, object]:
+    """One row for every configured serve, in configuration order: tiers, purpose models, audio routes.
+
+    ``degraded`` is a server that was reached and does not show the expected identity; ``down`` is everything
+    else that is not up, one that was never probed included. A replica tier is as good as its best member.
+    What has no probe counts as up and was never checked. ``last_check`` is ISO 8601 in UTC.
+    """
+    serves = [(tier.id, "llm", _best(tier, source)) for tier in config.tiers]
+    serves += [(model.id, _ROLES[model.kind], _NO_PROBE) for model in config.purpose_models]
+    serves += [(route.id, _ROLES[route.purpose], _NO_PROBE) for route in config.audio_routes]
+    return {
+        "tiers": [
+            {
+                "id": name,
+                "role": role,
+                "status": status_of(result),
+                "last_check": _moment(result.checked_at),
+                "latency_ms": result.latency_ms,
+                "reason": result.reason,
+            }
+            for name, role, result in serves
+        ]
+    }
+
+
+def status_of(result: AvailabilityResult) -> Status:
+    """The word for a result of readiness."""
+    if result.available:
+        return "up"
+    identity = result.reason.startswith("identity_") and not result.reason.startswith("identity_transport_")
+    return "degraded" if identity else "down"
+
+
+def _best(tier: Tier, source: ReadinessSource | None) -> AvailabilityResult:
+    member_ids: tuple[str | None, ...] = tier.member_ids or (None,)
+    results = [completed(source, tier.id, member_id) for member_id in member_ids]
+    return min(results, key=lambda result: _BEST_FIRST.index(status_of(result)))
+
+
+def build_status(
+    router: Router, *, package_version: str, started_at: float, now: float | None = None
+) -> dict[str, object]:
+    """What this process is and what it runs. Without an active configuration its part is empty or null.
+
+    ``enabled`` counts tiers that are not quiesced. ``config_sha256`` is of the safe projection and tells
+    whether two routers decide alike; ``snapshot_sha256`` is of the exact bytes that were captured.
+    """
+    active = router.active
+    quiesced = router.quiesced_scopes()
+    tiers = [tier.id for tier in active.config.tiers] if active is not None else []
+    elapsed = (time.time() if now is None else now) - started_at
+    return {
+        "object": "router_status",
+        "package_version": package_version,
+        "started_at": _moment(started_at),
+        "uptime_seconds": max(0, int(elapsed)),
+        "model_aliases": list(active.config.model_routes) if active is not None else [],
+        "tier_counts": {
+            "configured": len(tiers),
+            "enabled": sum((tier_id, None) not in quiesced for tier_id in tiers),
+        },
+        "config_sha256": projection_sha256(active.config) if active is not None else None,
+        "snapshot_sha256": active.snapshot.config_sha256 if active is not None else None,
+        "owns_ledger": router.owns_ledger,
+        "draining": router.draining,
+    }
+
+
+def _moment(unix: float | None) -> str | None:
+    if unix is None:
+        return None
+    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -57,12 +57,13 @@ ALLOWED_HOSTS: list[str] = env.list("ANVIL_ALLOWED_HOSTS", ["127.0.0.1", "localh
 CSRF_TRUSTED_ORIGINS: list[str] = env.list("ANVIL_TRUSTED_ORIGINS", [])
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "anvil_site.apps.ConsoleAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "django_htmx",
     "rest_framework",
     "admission",
     "routing",
@@ -81,6 +82,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
 ]
 
 ROOT_URLCONF = "anvil_site.urls"
@@ -120,6 +122,7 @@ AUTH_PASSWORD_VALIDATORS = [
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
 ]
 LOGIN_URL = "admin:login"
+LOGIN_REDIRECT_URL = "console:fleet"
 
 LANGUAGE_CODE = "en-gb"
 TIME_ZONE = "UTC"
@@ -127,7 +130,6 @@ USE_I18N = False
 USE_TZ = True
 
 STATIC_URL = "static/"
-STATIC_ROOT = ANVIL_DATA / "static"
 # Served from the packages themselves: no collectstatic step between a checkout and a working console.
 WHITENOISE_USE_FINDERS = True
 
@@ -144,9 +146,17 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "{asctime} {levelname} {name} {message}", "style": "{"}},
+    "filters": {
+        "raised": {
+            "()": "django.utils.log.CallbackFilter",
+            "callback": lambda record: record.exc_info is not None,
+        }
+    },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "loggers": {
         "anvil": {"handlers": ["stderr"], "level": env.str("ANVIL_LOG_LEVEL", "INFO")},
         "django": {"handlers": ["stderr"], "level": "WARNING"},
+        # An answer that refuses is told by who refused; what is left is what went wrong here.
+        "django.request": {"filters": ["raised"]},
     },
 }

@@ -19,7 +19,7 @@ from rest_framework.views import exception_handler as drf_exception_handler
 
 from admission import strict_json
 from admission.intents import MAX_DOCUMENT_BYTES
-from routing import keys, orders, transitions
+from routing import audit, keys, orders, transitions
 from routing.access import Principal, Scope
 from routing.audit import Through
 from routing.dialects import DIALECTS
@@ -32,6 +32,8 @@ from routing.upstream import POLLRDHUP
 
 MAX_BODY_BYTES: Final = 65_536
 """Of a request of the management; an intent document may be larger."""
+
+UNKNOWN_ACTOR: Final = "-"
 
 WAIT_TICK: Final = 0.5
 """Seconds between two looks at whether somebody still waits for a drain's end."""
@@ -85,6 +87,8 @@ class ManagementView(APIView):
     scopes: tuple[Scope, ...] = ()
     parameters: frozenset[str] = frozenset()
     changing: frozenset[str] = frozenset({"POST", "PUT", "DELETE"})
+    action = "change"
+    """What refusals are counted under that no verb of a service has counted."""
     parser_classes: Sequence[type[BaseParser]] = (StrictJSONParser,)
     _place: threading.BoundedSemaphore | None = None
 
@@ -138,6 +142,7 @@ class TransitionView(ManagementView):
 
     scopes = (Scope.OPERATE,)
     parameters = frozenset({"tier_id", "member_id"})
+    action = "transition"
 
     def get(self, request: Request) -> Response:
         try:
@@ -221,6 +226,7 @@ class IntentView(ManagementView):
 
     scopes = (Scope.CONFIGURE,)
     parser_classes = (DocumentParser,)
+    action = "import_intent"
 
     def get(self, request: Request) -> HttpResponse:
         return HttpResponse(transitions.export_intent(live()), content_type="application/json")
@@ -239,6 +245,7 @@ class KeysView(ManagementView):
     """``/v1/admin/keys``: the keys without their secrets; to make one, shown in that answer alone."""
 
     scopes = (Scope.CONFIGURE,)
+    action = "create_key"
     fields = frozenset({"name", "scopes", "max_concurrency", "expires_at"})
 
     def get(self, request: Request) -> Response:
@@ -264,6 +271,7 @@ class KeyView(ManagementView):
     """``DELETE /v1/admin/keys/{id}``: revoke a key."""
 
     scopes = (Scope.CONFIGURE,)
+    action = "revoke_key"
 
     def delete(self, request: Request, key_id: int) -> Response:
         row = keys.revoke(live(), key_id, actor=actor_of(request), through=Through.REST)
@@ -319,16 +327,23 @@ _TEXTS = {
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
     """Fixed texts per status: nothing of the request or of an exception goes into an answer."""
-    if isinstance(error, Refused):
-        return error_response(error.status, error.code, str(error), param=error.field, extra=error.extra)
-    response = drf_exception_handler(error, context)
-    if response is None:
-        return None
-    code, message = _TEXTS.get(response.status_code, ("request_failed", "The request could not be served."))
-    answer = error_response(response.status_code, code, message)
-    for name in ("Allow", "WWW-Authenticate", "Retry-After"):
-        if name in response:
-            answer[name] = response[name]
+    headers: dict[str, str] = {}
+    if not isinstance(error, Refused):
+        response = drf_exception_handler(error, context)
+        if response is None:
+            return None
+        unknown = ("request_failed", "The request could not be served.")
+        error = Refused(response.status_code, *_TEXTS.get(response.status_code, unknown))
+        headers = {
+            name: response[name] for name in ("Allow", "WWW-Authenticate", "Retry-After") if name in response
+        }
+    view, request = context["view"], context["request"]
+    if isinstance(view, ManagementView) and request.method in view.changing:
+        actor = request.user.name if isinstance(request.user, Principal) else UNKNOWN_ACTOR
+        audit.tell(error, action=view.action, actor=actor, through=Through.REST)
+    answer = error_response(error.status, error.code, str(error), param=error.field, extra=error.extra)
+    for name, value in headers.items():
+        answer[name] = value
     return answer
 
 

@@ -61,15 +61,23 @@ def after_the_fact(action: str) -> Iterator[None]:
 
 @contextmanager
 def telling_refusals(action: str, *, actor: str, through: Through) -> Iterator[None]:
-    """Around a verb: leave the one log line of its refusal, and count it."""
+    """Around a verb: log and count its refusal."""
     try:
         yield
     except Refused as refusal:
-        with _lock:
-            _refusals[action, refusal.code] += 1
-        who = actor.replace(" ", "_")
-        logger.info("refused action=%s code=%s actor=%s through=%s", action, refusal.code, who, through.value)
+        tell(refusal, action=action, actor=actor, through=through)
         raise
+
+
+def tell(refusal: Refused, *, action: str, actor: str, through: Through) -> None:
+    """Leave the one log line of a refusal and count it, unless that is done already."""
+    if refusal.told:
+        return
+    refusal.told = True
+    with _lock:
+        _refusals[action, refusal.code] += 1
+    who = actor.replace(" ", "_")
+    logger.info("refused action=%s code=%s actor=%s through=%s", action, refusal.code, who, through.value)
 
 
 def refusals() -> dict[tuple[str, str], int]:

@@ -8,6 +8,7 @@ class Refused(Exception):
 
     ``status`` is its HTTP status, ``code`` a fixed word, the text fixed; none of it repeats input. ``field``
     names what is at fault in the request, by a name of the contract. ``extra`` goes beside the error.
+    ``told`` is set once the refusal is logged and counted.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class Refused(Exception):
         self.code = code
         self.field = field
         self.extra = dict(extra or {})
+        self.told = False
 
 
 def not_ledger_owner() -> Refused:

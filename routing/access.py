@@ -99,14 +99,21 @@ class KeyRing:
     def is_empty(self) -> bool:
         return not self._by_digest
 
-    def stored(self) -> tuple[Key, ...]:
-        """The keys that have a row; all but the bootstrap token."""
-        return tuple(key for key in self._by_digest.values() if key.key_id is not None)
-
     def replace(self, keys: Iterable[Key]) -> None:
-        """Make ``keys`` the whole ring, without those that were revoked here; others fail from now on."""
+        """Make ``keys`` all that have a row, except any that was revoked here; others fail from now on."""
         with self._lock:
-            self._by_digest = {key.digest: key for key in keys if key.key_id not in self._revoked}
+            bootstrap = {value: key for value, key in self._by_digest.items() if key.key_id is None}
+            stored = {key.digest: key for key in keys if key.key_id not in self._revoked}
+            self._by_digest = {**stored, **bootstrap}
+
+    def set_bootstrap(self, secret: str | None) -> None:
+        """Make ``secret`` the one key without a row, with every scope; None or empty for none at all."""
+        with self._lock:
+            ring = {value: key for value, key in self._by_digest.items() if key.key_id is not None}
+            if secret:
+                key = Key(key_id=None, name=BOOTSTRAP_NAME, digest=digest(secret), scopes=ALL_SCOPES)
+                ring[key.digest] = key
+            self._by_digest = ring
 
     def add(self, key: Key) -> None:
         """Let one more key in."""
@@ -116,7 +123,7 @@ class KeyRing:
     def revoke(self, key_id: int) -> None:
         """End a key for the life of this process, whatever a later `replace` says."""
         with self._lock:
-            kept = {digest: key for digest, key in self._by_digest.items() if key.key_id != key_id}
+            kept = {value: key for value, key in self._by_digest.items() if key.key_id != key_id}
             if len(kept) != len(self._by_digest):
                 self._revoked.add(key_id)
                 self._by_digest = kept

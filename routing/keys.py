@@ -153,7 +153,7 @@ def revoke(router: "Router", key_id: int, *, actor: str, through: Through) -> Ap
 
 
 def refresh(router: "Router") -> None:
-    """Make the stored keys and the active configuration's bootstrap token the whole ring.
+    """Make the stored keys the whole ring, beside the bootstrap token.
 
     Raises django.db.Error; the ring is then as it was.
     """

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from admission.core import AdmissionError, MemberScope, TierAdmission, TierScope
 from admission.replica_scheduler import ReplicaPressure
-from routing.access import ALL_SCOPES, BOOTSTRAP_NAME, Key, KeyRing, digest
+from routing.access import Key, KeyRing
 from routing.availability import HttpHealthAvailability, targets_from_config
 from routing.config import RouterConfig, Tier
 from routing.dialects.base import Dialect
@@ -181,19 +181,14 @@ class Router:
                     environ=self._environ,
                 ),
             )
+            auth_env = config.server.auth_env
+            self.ring.set_bootstrap(self._environ.get(auth_env) if auth_env is not None else None)
         if previous is not None and previous is not self._pressure:
             previous.close()
 
     def set_keys(self, keys: Iterable[Key]) -> None:
-        """Make ``keys`` and the configuration's bootstrap token the whole key ring."""
-        auth_env = self.active.config.server.auth_env if self.active is not None else None
-        secret = self._environ.get(auth_env) if auth_env is not None else None
-        bootstrap = (
-            [Key(key_id=None, name=BOOTSTRAP_NAME, digest=digest(secret), scopes=ALL_SCOPES)]
-            if secret
-            else []
-        )
-        self.ring.replace([*keys, *bootstrap])
+        """Make ``keys`` the whole ring, beside the bootstrap token of the active configuration."""
+        self.ring.replace(keys)
 
     def quiesced_scopes(self) -> frozenset[tuple[str, str | None]]:
         """Every quiesced scope: (tier id, None) for a tier, (tier id, member id) for a member."""

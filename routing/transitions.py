@@ -250,13 +250,11 @@ def readmit(
 def install(router: "Router", snapshot: "ValidatedSnapshot", *, snapshot_id: int) -> None:
     """Make ``snapshot`` the active configuration, with the stored intents held before anything opens.
 
-    No intent is stored or removed between their reading and the swap. The bootstrap token becomes the one
-    that the new configuration names. Raises IntentError, Overdue or django.db.Error before any change.
+    No intent is stored or removed between their reading and the swap. Raises IntentError, Overdue or
+    django.db.Error before anything has changed.
     """
     with router.operations.persisting():
         router.install(snapshot, snapshot_id=snapshot_id, intents=intents.load())
-    with router.operations.loading_keys:
-        router.set_keys(router.ring.stored())
 
 
 def export_intent(router: "Router") -> bytes:

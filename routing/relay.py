@@ -27,7 +27,7 @@ LINGER: Final = 0.1
 
 
 class Dispatch:
-    """One admitted request: its exchange, its upstream connection and its lease.
+    """One admitted request: its exchange, its upstream connection and its lease, if its route has ceilings.
 
     ``on_over(dispatch)`` is called exactly once, right after the lease was released; it must not block.
     ``headers`` are the path's own, sent beside those of the exchange's head. ``streams`` says that the caller
@@ -55,7 +55,7 @@ class Dispatch:
     def __init__(
         self,
         exchange: Exchange,
-        lease: AdmissionLease,
+        lease: AdmissionLease | None,
         *,
         pool: ConnectionPool,
         endpoint: Endpoint,
@@ -181,7 +181,8 @@ class Dispatch:
         if self._settled:
             return
         self._settled = True
-        self.lease.release()
+        if self.lease is not None:
+            self.lease.release()
         self._on_over(self)
 
     def _drop_connection(self) -> None:

@@ -9,7 +9,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +21,7 @@ from admission import intents
 from anvil_site.ownership import LedgerLock
 from routing import keys, publishing, transitions
 from routing.access import is_loopback_bind
-from routing.config import Tier
+from routing.config import RouterConfig, Tier, unset_auth_envs
 from routing.models import RouterSnapshot
 from routing.records import DecisionRecord
 from routing.router import PressureSource, Router
@@ -59,12 +58,12 @@ class Runtime:
         self._lock = LedgerLock(data_dir)
         self._stopping = threading.Event()
         self._line_logger = LineLogger(emit=logging.getLogger("anvil.decisions").info)
-        self._sinks: list[Callable[[DecisionRecord], object]] = [self._line_logger.offer]
         self.log = DecisionLog(sinks=[self._hand_on])
         self._jsonl: JsonlWriter | None = None
         self._data_plane: DataPlane | None = None
         self.evidence = ProcessEvidence(self.log)
         self.router = Router(evidence=self.evidence, pressure_factory=make_pressure, auth=auth)
+        self.router.on_install.append(self._follow)
 
     @property
     def max_body_bytes(self) -> int:
@@ -136,7 +135,6 @@ class Runtime:
             except SnapshotError as error:
                 raise StartRefused(f"the active snapshot is not valid: {error.code}") from None
             transitions.install(self.router, snapshot, snapshot_id=row.pk)
-            self._open_jsonl(snapshot.config.server.decision_log_path)
         keys.refresh(self.router)
         self._line_logger.start()
         threading.Thread(target=self._keep_house, name="anvil-housekeeping", daemon=True).start()
@@ -192,15 +190,29 @@ class Runtime:
                 logger.error("a lease was lost and has been given back")
 
     def _hand_on(self, record: DecisionRecord) -> None:
-        for sink in self._sinks:
-            sink(record)
+        self._line_logger.offer(record)
+        jsonl = self._jsonl
+        if jsonl is not None:
+            jsonl.offer(record)
 
-    def _open_jsonl(self, path: str | None) -> None:
-        if path is None:
+    def _follow(self, config: RouterConfig) -> None:
+        """What is the process's own of a configuration that has become active."""
+        self._write_jsonl(config.server.decision_log_path)
+        for place in unset_auth_envs(config, os.environ):
+            logger.warning("the variable that %s names is not set: no secret is sent or taken there", place)
+
+    def _write_jsonl(self, path: str | None) -> None:
+        """Write decisions to ``path`` from now on; the file before it still gets what is queued for it."""
+        target = None if path is None else self._data_dir / path
+        previous = self._jsonl
+        if target == (None if previous is None else previous.path):
             return
-        self._jsonl = JsonlWriter(self._data_dir / path)
-        self._jsonl.start()
-        self._sinks.append(self._jsonl.offer)
+        writer = None if target is None else JsonlWriter(target)
+        if writer is not None:
+            writer.start()
+        self._jsonl = writer
+        if previous is not None:
+            previous.stop(timeout=0.0)
 
 
 def make_pressure(tiers: tuple[Tier, ...], previous: PressureSource | None) -> PressureSource:

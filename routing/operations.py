@@ -4,9 +4,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from routing.drains import Drains
+
+if TYPE_CHECKING:
+    from routing.activation import Job
 
 MAX_AT_WORK: Final = 4
 """Management requests at work at once; one more is refused."""
@@ -35,6 +38,10 @@ class Operations:
         self.waiting: Final = threading.BoundedSemaphore(MAX_WAITING)
         self.drains: Final = Drains()
         self.loading_keys: Final = threading.Lock()
+        self.activating: Final = threading.Lock()
+        """Held by the one activation that runs."""
+        self.activation: Job | None = None
+        """The activation that was started last in a thread of its own."""
         self._quiesces: Counter[Scope] = Counter()
         self._order = threading.Lock()
         self._persisting = threading.Lock()

@@ -74,9 +74,12 @@ def active_row() -> RouterSnapshot | None:
     return pointer.snapshot if pointer is not None else None
 
 
-def point_at(snapshot_id: int, *, actor: str) -> None:
-    """Move the active pointer, in one transaction."""
+def point_at(snapshot_id: int | None, *, actor: str) -> None:
+    """Move the active pointer, in one transaction; None takes it away."""
     with transaction.atomic():
+        if snapshot_id is None:
+            ActiveSnapshot.objects.all().delete()
+            return
         ActiveSnapshot.objects.update_or_create(
             pk=ActiveSnapshot.SINGLETON, defaults={"snapshot_id": snapshot_id, "activated_by": actor}
         )

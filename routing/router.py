@@ -9,15 +9,16 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from admission.core import AdmissionError, MemberScope, TierAdmission, TierScope
 from admission.replica_scheduler import ReplicaPressure
 from routing.access import Key, KeyRing
+from routing.activation_plan import plan_activation
 from routing.availability import HttpHealthAvailability, targets_from_config
 from routing.config import RouterConfig, Tier
 from routing.dialects.base import Dialect
-from routing.gateway import Caller, Evidence, Gateway, Reply
+from routing.gateway import Caller, Evidence, Gateway, Overtaken, Reply
 from routing.operations import Operations
 from routing.probes import Transport
 from routing.relay import Dispatch, StopSignal
@@ -75,6 +76,8 @@ class Router:
         self.owns_ledger = False
         self.draining = False
         self.active: Active | None = None
+        self.on_install: list[Callable[[RouterConfig], None]] = []
+        """Told of each configuration once it is active; must not raise."""
         self._ledger: TierAdmission | None = None
         self._availability: HttpHealthAvailability | None = None
         self._pressure: PressureSource | None = None
@@ -128,6 +131,9 @@ class Router:
         while gateway is not None:
             try:
                 return gateway.handle(dialect, body, caller)
+            except Overtaken:
+                with self._swap:
+                    gateway = self.gateway
             except AdmissionError:
                 with self._swap:
                     latest = self.gateway
@@ -139,52 +145,58 @@ class Router:
     def install(
         self, snapshot: ValidatedSnapshot, *, snapshot_id: int, intents: Iterable[Intent] = ()
     ) -> None:
-        """Make ``snapshot`` the active configuration; ``intents`` hold before anything new is acquired."""
-        config = snapshot.config
-        scopes = [admission_scope(tier) for tier in config.tiers]
-        targets = targets_from_config(config)
+        """Make ``snapshot`` the active configuration; ``intents`` hold before anything new is acquired.
+
+        Whatever it raises, it raises before anything has changed.
+        """
+        config, held = snapshot.config, tuple(intents)
         capacity_tiers = tuple(tier for tier in config.tiers if tier.strategy == "capacity")
-        settings = config.router
         with self._swap:
-            if self._ledger is None or self._availability is None:
-                self._ledger = TierAdmission(scopes, quiesced=intents)
-                self._availability = HttpHealthAvailability(
-                    targets,
-                    interval=settings.availability_probe_interval,
-                    timeout=settings.availability_probe_timeout,
-                    max_bytes=settings.availability_probe_max_bytes,
-                    transport=self._probe_transport,
-                    environ=self._environ,
-                )
-                self._availability.use_quiesced(self.quiesced_scopes)
-                self._availability.start()
-            else:
-                self._ledger.reconfigure(scopes, quiesced=intents)
-                self._availability.reconfigure(
-                    targets,
-                    interval=settings.availability_probe_interval,
-                    timeout=settings.availability_probe_timeout,
-                    max_bytes=settings.availability_probe_max_bytes,
-                )
-            previous = self._pressure
-            self._pressure = self._pressure_factory(capacity_tiers, previous) if capacity_tiers else None
-            self.active = Active(
-                snapshot_id=snapshot_id,
-                snapshot=snapshot,
-                gateway=Gateway(
+            previous, previous_pressure = self.gateway, self._pressure
+            is_first = self._ledger is None or self._availability is None
+            ledger = self._ledger or TierAdmission(_scopes(config), quiesced=held)
+            availability = self._availability or self._new_availability(config)
+            pressure = self._pressure_factory(capacity_tiers, previous_pressure) if capacity_tiers else None
+            try:
+                gateway = Gateway(
                     config,
-                    ledger=self._ledger,
-                    availability=self._availability,
-                    pressure=self._pressure.snapshot if self._pressure is not None else _no_pressure,
+                    ledger=ledger,
+                    availability=availability,
+                    pressure=pressure.snapshot if pressure is not None else _no_pressure,
                     pool=self.pool,
                     evidence=self.evidence,
                     environ=self._environ,
-                ),
-            )
+                )
+                if previous is not None:
+                    previous.overtaken = _changed_tiers(previous.config, config)
+                if not is_first:
+                    ledger.reconfigure(_scopes(config), quiesced=held)
+                    availability.reconfigure(targets_from_config(config), **_probe_settings(config))
+            except BaseException:
+                if previous is not None:
+                    previous.overtaken = frozenset()
+                if pressure is not None:
+                    pressure.close()
+                raise
+            self._ledger, self._availability, self._pressure = ledger, availability, pressure
+            self.active = Active(snapshot_id=snapshot_id, snapshot=snapshot, gateway=gateway)
             auth_env = config.server.auth_env
             self.ring.set_bootstrap(self._environ.get(auth_env) if auth_env is not None else None)
-        if previous is not None and previous is not self._pressure:
-            previous.close()
+            availability.start()
+        if previous_pressure is not None and previous_pressure is not pressure:
+            previous_pressure.close()
+        for listener in self.on_install:
+            listener(config)
+
+    def _new_availability(self, config: RouterConfig) -> HttpHealthAvailability:
+        availability = HttpHealthAvailability(
+            targets_from_config(config),
+            **_probe_settings(config),
+            transport=self._probe_transport,
+            environ=self._environ,
+        )
+        availability.use_quiesced(self.quiesced_scopes)
+        return availability
 
     def set_keys(self, keys: Iterable[Key]) -> None:
         """Make ``keys`` the whole ring, beside the bootstrap token of the active configuration."""
@@ -212,6 +224,25 @@ class Router:
         self.pool.close()
 
 
+class _ProbeSettings(TypedDict):
+    interval: float
+    timeout: float
+    max_bytes: int
+
+
+def _probe_settings(config: RouterConfig) -> _ProbeSettings:
+    settings = config.router
+    return _ProbeSettings(
+        interval=settings.availability_probe_interval,
+        timeout=settings.availability_probe_timeout,
+        max_bytes=settings.availability_probe_max_bytes,
+    )
+
+
+def _scopes(config: RouterConfig) -> list[TierScope]:
+    return [admission_scope(tier) for tier in config.tiers]
+
+
 def admission_scope(tier: Tier) -> TierScope:
     """What the ledger needs to know of a tier."""
     return TierScope(
@@ -223,6 +254,12 @@ def admission_scope(tier: Tier) -> TierScope:
             for member in tier.replicas
         ),
     )
+
+
+def _changed_tiers(old: RouterConfig, new: RouterConfig) -> frozenset[str]:
+    """The tiers to which a request that was routed under ``old`` must not be sent under ``new``."""
+    changes = plan_activation(old, new).changes
+    return frozenset(change.scope.tier_id for change in changes if change.needs_drain or change.starts_cold)
 
 
 def _no_pressure(tier_id: str) -> None:

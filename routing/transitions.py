@@ -12,7 +12,7 @@ what it refuses, one log line and a count. Refusals are TransitionErrors and hav
 ``intent_not_persisted``: whichever verb says so, the scope is quiesced, in memory at least.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -247,14 +247,23 @@ def readmit(
 # Intent as a whole -------------------------------------------------------------------------------------
 
 
-def install(router: "Router", snapshot: "ValidatedSnapshot", *, snapshot_id: int) -> None:
+def install(
+    router: "Router",
+    snapshot: "ValidatedSnapshot",
+    *,
+    snapshot_id: int,
+    first: Callable[[], None] = lambda: None,
+) -> None:
     """Make ``snapshot`` the active configuration, with the stored intents held before anything opens.
 
-    No intent is stored or removed between their reading and the swap. Raises IntentError, Overdue or
-    django.db.Error before anything has changed.
+    No intent is stored or removed between their reading and the swap, and nothing is readmitted; ``first`` is
+    called in between, and what it raises ends it. Raises IntentError, Overdue or django.db.Error before
+    anything has changed.
     """
     with router.operations.persisting():
-        router.install(snapshot, snapshot_id=snapshot_id, intents=intents.load())
+        held = intents.load()
+        first()
+        router.install(snapshot, snapshot_id=snapshot_id, intents=held)
 
 
 def export_intent(router: "Router") -> bytes:

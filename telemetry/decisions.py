@@ -203,7 +203,7 @@ class JsonlWriter(BoundedWriter[DecisionRecord]):
         if max_bytes < 1 or backups < 1:
             raise ValueError("max_bytes and backups must be at least 1")
         super().__init__("anvil-decision-jsonl", capacity=capacity)
-        self._path = Path(path)
+        self.path = Path(path)
         self._max_bytes = max_bytes
         self._backups = backups
         self._descriptor: int | None = None
@@ -232,7 +232,7 @@ class JsonlWriter(BoundedWriter[DecisionRecord]):
     def _open(self) -> None:
         if self._descriptor is not None:
             return
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._descriptor).st_size
         # A line that a crash or a full disk cut short must not swallow the next one.
         if self._size and os.pread(self._descriptor, 1, self._size - 1) != b"\n":
@@ -255,7 +255,7 @@ class JsonlWriter(BoundedWriter[DecisionRecord]):
         self._open()
 
     def _backup(self, number: int) -> Path:
-        return self._path if number == 0 else self._path.with_name(f"{self._path.name}.{number}")
+        return self.path if number == 0 else self.path.with_name(f"{self.path.name}.{number}")
 
 
 def total(counts: Iterable[int]) -> int:

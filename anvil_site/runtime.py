@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import django.db
 from django.conf import settings
@@ -30,8 +30,11 @@ from routing.snapshot import SnapshotError, validate_files
 from routing.views import DataPlane, Limits
 from telemetry import process
 from telemetry.decisions import DecisionLog, JsonlWriter, LineLogger
+from telemetry.entries import EntryWriter
 from telemetry.evidence import ProcessEvidence
+from telemetry.log_handler import site_writer
 from telemetry.pressure import ReplicaPressureCache
+from telemetry.writer import BoundedWriter
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -58,10 +61,13 @@ class Runtime:
         self._lock = LedgerLock(data_dir)
         self._stopping = threading.Event()
         self._line_logger = LineLogger(emit=logging.getLogger("anvil.decisions").info)
+        self._entries = EntryWriter(retention=settings.ANVIL_DECISION_RETENTION)
         self.log = DecisionLog(sinks=[self._hand_on])
         self._jsonl: JsonlWriter | None = None
         self._data_plane: DataPlane | None = None
+        self._last_used_due = time.monotonic() + LAST_USED_SECONDS
         self.evidence = ProcessEvidence(self.log)
+        self.evidence.writers = self._writers
         self.router = Router(evidence=self.evidence, pressure_factory=make_pressure, auth=auth)
         self.router.on_install.append(self._follow)
 
@@ -88,7 +94,8 @@ class Runtime:
             limits = Limits(
                 max_body_bytes=settings.ANVIL_MAX_BODY_BYTES, max_concurrency=settings.ANVIL_MAX_CONCURRENCY
             )
-            self._data_plane = DataPlane(self.router, limits=limits)
+            self._data_plane = plane = DataPlane(self.router, limits=limits)
+            self.evidence.server.places = lambda: (plane.places.taken, plane.places.limit)
         if fallback is not None:
             self._data_plane.fallback = fallback
         return self._data_plane
@@ -109,9 +116,10 @@ class Runtime:
         """End every thread and give the lock back. Idempotent; waits a few seconds at most."""
         self._stopping.set()
         self.router.close()
-        self._line_logger.stop(timeout=2.0)
-        if self._jsonl is not None:
-            self._jsonl.stop(timeout=2.0)
+        self.evidence.live.stop()
+        for writer in (self._line_logger, self._entries, self._jsonl):
+            if writer is not None:
+                writer.stop(timeout=2.0)
         if self.router.owns_ledger:
             self._write_back_last_used()
         self._lock.release()
@@ -137,6 +145,8 @@ class Runtime:
             transitions.install(self.router, snapshot, snapshot_id=row.pk)
         keys.refresh(self.router)
         self._line_logger.start()
+        self._entries.start()
+        self.evidence.live.start()
         threading.Thread(target=self._keep_house, name="anvil-housekeeping", daemon=True).start()
         threading.Thread(target=self._reap, name="anvil-reaper", daemon=True).start()
         self.router.owns_ledger = True
@@ -167,12 +177,39 @@ class Runtime:
                 return
 
     def _keep_house(self) -> None:
-        written = time.monotonic()
         while not self._stopping.wait(HOUSEKEEPING_SECONDS):
-            self.router.pool.sweep()
-            if time.monotonic() - written >= LAST_USED_SECONDS:
-                written = time.monotonic()
-                self._write_back_last_used()
+            self.keep_house_once()
+
+    def keep_house_once(self) -> None:
+        """What is done once a second. A step that fails is told of, and the others are done all the same."""
+        for step in (
+            self.router.pool.sweep,
+            self._refresh_pressure,
+            self._sample,
+            self._write_back_last_used_when_due,
+        ):
+            try:
+                step()
+            except Exception:
+                logger.exception("a step of the housekeeping failed")
+
+    def _refresh_pressure(self) -> None:
+        """Have what is due read, so that the first request after a pause finds fresh pressure."""
+        active, pressure = self.router.active, self.router.pressure
+        if active is None or pressure is None:
+            return
+        for tier in active.config.tiers:
+            if tier.strategy == "capacity":
+                pressure.snapshot(tier.id)
+
+    def _sample(self) -> None:
+        self.evidence.sample(self.router)
+
+    def _write_back_last_used_when_due(self) -> None:
+        now = time.monotonic()
+        if now >= self._last_used_due:
+            self._last_used_due = now + LAST_USED_SECONDS
+            self._write_back_last_used()
 
     def _write_back_last_used(self) -> None:
         try:
@@ -191,6 +228,7 @@ class Runtime:
 
     def _hand_on(self, record: DecisionRecord) -> None:
         self._line_logger.offer(record)
+        self._entries.offer(record)
         jsonl = self._jsonl
         if jsonl is not None:
             jsonl.offer(record)
@@ -198,6 +236,7 @@ class Runtime:
     def _follow(self, config: RouterConfig) -> None:
         """What is the process's own of a configuration that has become active."""
         self._write_jsonl(config.server.decision_log_path)
+        self.evidence.live.reconfigure(config.tiers)
         for place in unset_auth_envs(config, os.environ):
             logger.warning("the variable that %s names is not set: no secret is sent or taken there", place)
 
@@ -213,6 +252,16 @@ class Runtime:
         self._jsonl = writer
         if previous is not None:
             previous.stop(timeout=0.0)
+
+    def _writers(self) -> dict[str, BoundedWriter[Any]]:
+        """Who writes evidence to slow places, by the word that names it in metrics."""
+        writers: dict[str, BoundedWriter[Any] | None] = {
+            "lines": self._line_logger,
+            "table": self._entries,
+            "jsonl": self._jsonl,
+            "log": site_writer(),
+        }
+        return {name: writer for name, writer in writers.items() if writer is not None}
 
 
 def make_pressure(tiers: tuple[Tier, ...], previous: PressureSource | None) -> PressureSource:

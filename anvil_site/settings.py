@@ -29,6 +29,11 @@ ANVIL_MAX_CONCURRENCY: int = env.int("ANVIL_MAX_CONCURRENCY", 512, validate=vali
 ANVIL_BODY_BUDGET: int = env.int(
     "ANVIL_BODY_BUDGET", 512 * 1024 * 1024, validate=validate.Range(1024, 1024**4)
 )
+ANVIL_DECISION_RETENTION: int = env.int(
+    "ANVIL_DECISION_RETENTION", 100_000, validate=validate.Range(1, 100_000_000)
+)
+"""Rows of the decision table; the oldest go first."""
+
 ANVIL_CONFIG: Path | None = env.path("ANVIL_CONFIG", None)
 ANVIL_TOPOLOGY: Path | None = env.path("ANVIL_TOPOLOGY", None)
 ANVIL_TOPOLOGY_OVERLAY: Path | None = env.path("ANVIL_TOPOLOGY_OVERLAY", None)
@@ -152,10 +157,13 @@ LOGGING = {
             "callback": lambda record: record.exc_info is not None,
         }
     },
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    # Nobody writes to stderr but this handler's own thread: a pipe that is not read must stop no request.
+    "handlers": {"stderr": {"class": "telemetry.log_handler.BoundedStreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": "WARNING"},
     "loggers": {
-        "anvil": {"handlers": ["stderr"], "level": env.str("ANVIL_LOG_LEVEL", "INFO")},
-        "django": {"handlers": ["stderr"], "level": "WARNING"},
+        "anvil": {"level": env.str("ANVIL_LOG_LEVEL", "INFO")},
+        "django": {"level": "WARNING"},
+        "gunicorn.error": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
         # An answer that refuses is told by who refused; what is left is what went wrong here.
         "django.request": {"filters": ["raised"]},
     },

@@ -2,10 +2,12 @@ from django.contrib import admin
 from django.urls import include, path, re_path
 
 from routing.api import not_found
+from telemetry.api import MetricsView
 
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("v1/", include("routing.urls")),
     path("v1/", include("telemetry.urls")),
+    path("metrics", MetricsView.as_view(), name="metrics"),
     re_path(r"^v1/", not_found),
 ]

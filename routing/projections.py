@@ -186,6 +186,12 @@ def selected_tiers(config: RouterConfig, model: str | None) -> Iterator[tuple[Ti
     return ((tier, aliases[tier.id]) for tier in config.tiers if wanted in (None, tier.id))
 
 
+def route_names(config: RouterConfig) -> frozenset[str]:
+    """Whatever a record may name as its route: aliases, ids of purpose models and of audio routes."""
+    others = {model.id for model in config.purpose_models} | {route.id for route in config.audio_routes}
+    return frozenset(config.model_routes) | others
+
+
 def declared(tier: Tier, table: str) -> Mapping[str, FrozenJSON]:
     """One table of a tier's ``params``; the configuration's grammar has vetted its keys and values."""
     return _table(tier.params, table)

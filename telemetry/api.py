@@ -1,12 +1,32 @@
-"""REST of what happened: read-only, from memory."""
+"""REST of what happened and how full it is: read-only, from memory, scope observe.
 
+Every answer is of completed values; authentication comes before any source is read.
+"""
+
+from collections.abc import Callable, Iterable
+
+from django.http import HttpResponse
 from rest_framework import exceptions
+from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from admission.identifiers import normalise_alias
+from routing import projections
 from routing.api import ObserveView
+from routing.config import RouterConfig
+from routing.projections import ReadinessSource, UnknownModelError
+from routing.refusals import Refused
+from routing.router import Router, live
 from telemetry import process
+from telemetry.capacity import PARAMETERS, build_model_capacity, parse_query
 from telemetry.decisions import MAX_SUMMARY_LIMIT, find_request, summarize_decisions
+from telemetry.explain import RouterState, explain_model
+from telemetry.exporter import VERSION
+from telemetry.health import build_health, build_status
+from telemetry.series import CONTENT_TYPE
+from telemetry.stats import MAX_STATS_LIMIT, build_stats
 
 DEFAULT_LIMIT = 100
 
@@ -19,6 +39,21 @@ def bounded_limit(request: Request, *, default: int, maximum: int) -> int:
     if not (given.isascii() and given.isdigit() and len(given) <= 6 and 1 <= int(given) <= maximum):
         raise exceptions.ValidationError("limit is out of bounds")
     return int(given)
+
+
+def configured(router: Router) -> RouterConfig:
+    """The active configuration. Raises `Refused` (503) before there is one."""
+    active = router.active
+    if active is None:
+        raise Refused(503, "not_configured", "No configuration is active yet.")
+    return active.config
+
+
+def unknown_model() -> Refused:
+    return Refused(404, "model_not_found", "No such model.")
+
+
+# Decisions -----------------------------------------------------------------------------------------------
 
 
 class DecisionsView(ObserveView):
@@ -39,3 +74,146 @@ class RequestView(ObserveView):
         if found is None:
             raise exceptions.NotFound
         return Response(found)
+
+
+class StatsView(ObserveView):
+    """``GET /v1/stats``: figures over the decision buffer."""
+
+    parameters = frozenset({"model", "limit"})
+
+    def get(self, request: Request) -> Response:
+        limit = bounded_limit(request, default=MAX_STATS_LIMIT, maximum=MAX_STATS_LIMIT)
+        given = request.query_params.get("model")
+        model = None if given is None else _route(configured(live()), given)
+        return Response(build_stats(process.log().records(), model=model, limit=limit))
+
+
+def _route(config: RouterConfig, given: str) -> str:
+    """The alias, or the id of a purpose model or audio route, that is meant. Raises `Refused` (404)."""
+    names = projections.route_names(config)
+    for name in (normalise_alias(given), given):
+        if name in names:
+            return name
+    raise unknown_model()
+
+
+# Models --------------------------------------------------------------------------------------------------
+
+
+class CapacityView(ObserveView):
+    """``GET /v1/models/capacity``: how large and how full every tier is."""
+
+    parameters = PARAMETERS
+
+    def get(self, request: Request) -> Response:
+        router = live()
+        config = configured(router)
+        try:
+            query = parse_query(request.query_params.dict())
+        except ValueError:
+            raise exceptions.ValidationError("a query parameter is malformed") from None
+        try:
+            payload = build_model_capacity(
+                config,
+                availability=router.availability,
+                admission=router.ledger,
+                replica_pressure=router.pressure,
+                live=process.evidence().live,
+                query=query,
+            )
+        except UnknownModelError:
+            raise unknown_model() from None
+        return Response(payload)
+
+
+class _DeclaredView(ObserveView):
+    """A projection of what is declared of every tier."""
+
+    parameters = frozenset({"model"})
+    build: Callable[..., dict[str, object]]
+
+    def get(self, request: Request) -> Response:
+        router = live()
+        config = configured(router)
+        source: ReadinessSource = router.availability
+        try:
+            return Response(type(self).build(config, source, model=request.query_params.get("model")))
+        except UnknownModelError:
+            raise unknown_model() from None
+
+
+class CapabilitiesView(_DeclaredView):
+    """``GET /v1/models/capabilities``."""
+
+    build = staticmethod(projections.capabilities)
+
+
+class FingerprintsView(_DeclaredView):
+    """``GET /v1/models/fingerprints``."""
+
+    build = staticmethod(projections.fingerprints)
+
+
+# The router ----------------------------------------------------------------------------------------------
+
+
+class HealthView(ObserveView):
+    """``GET /v1/health/tiers``: whether every configured serve is up."""
+
+    def get(self, request: Request) -> Response:
+        router = live()
+        return Response(build_health(configured(router), router.availability))
+
+
+class StatusView(ObserveView):
+    """``GET /v1/router/status``: what this process is and runs."""
+
+    def get(self, request: Request) -> Response:
+        started_at = process.evidence().started_at
+        return Response(build_status(live(), package_version=VERSION, started_at=started_at))
+
+
+class ExplainView(ObserveView):
+    """``GET /v1/admin/explain?model=ALIAS``: what would become of a request now, step by step."""
+
+    parameters = frozenset({"model"})
+
+    def get(self, request: Request) -> Response:
+        router = live()
+        model = request.query_params.get("model")
+        if model is None:
+            raise exceptions.ValidationError("model is required")
+        configured(router)
+        places = process.evidence().server.places
+        state = RouterState.of(router, places=places() if places is not None else None)
+        if state is None:
+            raise unknown_model()
+        try:
+            return Response(explain_model(state, normalise_alias(model)).as_dict())
+        except UnknownModelError:
+            raise unknown_model() from None
+
+
+# Prometheus ----------------------------------------------------------------------------------------------
+
+
+class _AnyAccept(BaseContentNegotiation):
+    """Scrapers ask for formats of their own; there is one, and it is told in the answer."""
+
+    def select_parser(self, request: Request, parsers: object) -> None:
+        return None
+
+    def select_renderer(
+        self, request: Request, renderers: Iterable[BaseRenderer], format_suffix: str | None = None
+    ) -> tuple[BaseRenderer, str]:
+        renderer = next(iter(renderers))
+        return renderer, renderer.media_type
+
+
+class MetricsView(ObserveView):
+    """``GET /metrics``: Prometheus text."""
+
+    content_negotiation_class = _AnyAccept
+
+    def get(self, request: Request) -> HttpResponse:
+        return HttpResponse(process.exporter().render(), content_type=CONTENT_TYPE)

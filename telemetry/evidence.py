@@ -57,8 +57,8 @@ class ProcessEvidence:
         self.history = History()
         self.live = EngineMetricsPoller()
         self.server = ServerReadings()
-        self.writers: dict[str, BoundedWriter[Any]] = {}
-        """Who writes evidence to slow places, by the word that names it in metrics."""
+        self.writers: Callable[[], Mapping[str, BoundedWriter[Any]]] = dict
+        """Tells who writes evidence to slow places, by the word that names each in metrics."""
         self._tallies = Tallies()
         self._queue: deque[Observation | _Refusal] = deque()
         self._settling = threading.Lock()

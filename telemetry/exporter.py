@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Final
 
+from routing import audit
 from routing.config import RouterConfig
-from routing.projections import completed
+from routing.projections import completed, route_names
 from routing.router import Router
 from telemetry.capacity import build_model_capacity
 from telemetry.capacity_series import CAPACITY_SERIES, capacity_points
@@ -70,6 +71,13 @@ FLAPS: Final = Series(
     "counter",
     "Changes of a scope's readiness since it was configured; the member of a direct tier is empty.",
     ("tier", "member"),
+)
+
+MANAGEMENT_REFUSALS: Final = Series(
+    "anvil_management_refusals_total",
+    "counter",
+    "Changes of the control plane that were refused, by action and code.",
+    ("action", "code"),
 )
 
 # What is so now
@@ -195,6 +203,7 @@ SERIES: Final[Mapping[str, Series]] = {
         TOKENS,
         REFUSALS,
         FLAPS,
+        MANAGEMENT_REFUSALS,
         INFLIGHT,
         TIER_LIMIT,
         TIER_ADMITTING,
@@ -337,8 +346,7 @@ class PrometheusExporter:
         yield Point(BUFFER_CAPACITY, (), log.capacity)
         if config is None:
             return
-        known = {*config.model_routes}
-        known |= {model.id for model in config.purpose_models} | {route.id for route in config.audio_routes}
+        known = route_names(config)
         figures = build_stats(log.records(), model=None, limit=MAX_STATS_LIMIT)["routes"]
         assert isinstance(figures, dict)
         for name, figure in figures.items():
@@ -360,6 +368,8 @@ class PrometheusExporter:
         yield Point(OWNS_LEDGER, (), int(router.owns_ledger))
         yield Point(READY, (), int(router.not_ready_reason() is None))
         yield Point(DRAINING, (), int(router.draining))
+        for pair, count in audit.refusals().items():
+            yield Point(MANAGEMENT_REFUSALS, pair, count)
 
     def _server(self) -> Iterator[Point]:
         server = self._evidence.server
@@ -390,7 +400,7 @@ class PrometheusExporter:
             yield Point(DESCRIPTORS_LIMIT, (), soft)
 
     def _writers(self) -> Iterator[Point]:
-        for name, writer in self._evidence.writers.items():
+        for name, writer in self._evidence.writers().items():
             yield Point(WRITTEN, (name,), writer.written)
             yield Point(DROPPED, (name,), writer.dropped)
             yield Point(FAILED, (name,), writer.failed)

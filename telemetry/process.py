@@ -1,15 +1,18 @@
 """The evidence of this process, for the views that show it."""
 
+from routing.router import live
 from telemetry.decisions import DecisionLog
 from telemetry.evidence import ProcessEvidence
+from telemetry.exporter import PrometheusExporter
 
 _live: ProcessEvidence | None = None
+_exporter: PrometheusExporter | None = None
 
 
 def bind(evidence: ProcessEvidence | None) -> None:
     """Make ``evidence`` what this process's views show."""
-    global _live
-    _live = evidence
+    global _live, _exporter
+    _live, _exporter = evidence, None
 
 
 def evidence() -> ProcessEvidence:
@@ -22,3 +25,11 @@ def evidence() -> ProcessEvidence:
 def log() -> DecisionLog:
     """This process's decision log."""
     return evidence().log
+
+
+def exporter() -> PrometheusExporter:
+    """What answers ``GET /metrics`` over this process's router and evidence."""
+    global _exporter
+    if _exporter is None:
+        _exporter = PrometheusExporter(live(), evidence())
+    return _exporter

@@ -118,7 +118,7 @@ class Gateway:
             return reply(dialect, error.failure)
         route = self._routes.get(normalise_alias(request.alias))
         if route is None:
-            self.services.evidence.refused(None, Refused.UNKNOWN_MODEL)
+            self.services.evidence.refused(None, Refused.UNKNOWN_MODEL, caller.principal.name)
             return reply(dialect, UNKNOWN_MODEL)
         if route.tier.metadata_source == "upstream":
             route = self._with_metadata(route)

@@ -240,11 +240,11 @@ class _Visit:
         if router.gateway is None:
             raise _Refusal(NOT_CONFIGURED, RETRY_SOON)
         if not plane.places.enter():
-            router.evidence.refused(None, Refused.SERVER_BUSY)
+            router.evidence.refused(None, Refused.SERVER_BUSY, principal.name)
             raise _Refusal(SERVER_BUSY, RETRY_SOON)
         self._placed = True
         if not router.ring.enter(principal):
-            router.evidence.refused(None, Refused.KEY_LIMIT)
+            router.evidence.refused(None, Refused.KEY_LIMIT, principal.name)
             raise _Refusal(KEY_BUSY, RETRY_SOON)
         self._principal = principal
         body = read_body(environ, plane._limits.max_body_bytes)

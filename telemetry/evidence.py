@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from routing.gateway import Observation, Refused
 from routing.loop import LoopStats
+from routing.passage import Observation, Refused
 from routing.records import DecisionRecord
 from routing.router import Router
 from telemetry.decisions import DecisionLog

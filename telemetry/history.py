@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from admission.replica_scheduler import PressureFreshness, ReplicaPressure
-from routing.gateway import Observation
+from routing.passage import Observation
 from telemetry.stats import nearest_rank
 
 SECONDS: Final = 900

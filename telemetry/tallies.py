@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from typing import Final
 
-from routing.gateway import Observation
+from routing.passage import Observation
 
 MAX_KEY_NAMES: Final = 256
 OTHER_KEYS: Final = "(other)"

@@ -428,7 +428,7 @@ class Exchange:
                 failure = errors.reported(refusal, self._strike)
         if out:
             self._note_first(out)
-        if self._translator.terminal:
+        if self._translator.terminal or self._translator.may_end:
             self._end_at_terminal(excess=False)
         else:
             out.append(self._break_off(failure))

@@ -152,7 +152,7 @@ class Translator:
     longer than it must.
     """
 
-    __slots__ = ("answer", "dialect", "terminal", "usage")
+    __slots__ = ("answer", "dialect", "may_end", "terminal", "usage")
 
     def __init__(self, *, dialect: "Dialect", answer: Answer) -> None:
         self.dialect = dialect
@@ -160,6 +160,9 @@ class Translator:
         self.terminal = False
         """Set by `event` when the event it was given is the one that ends the upstream's stream properly.
         What that call returns holds the caller's own terminal event; no event follows."""
+        self.may_end = False
+        """Set by `event` when all has been said, though a terminal event may still come: a stream that ends
+        now has ended properly."""
         self.usage = Usage()
         """The last usage that the upstream reported."""
 

@@ -32,20 +32,30 @@ BOOLEAN: Final = msgspec.json.Decoder(bool)
 INTEGER: Final = msgspec.json.Decoder(int)
 
 
-def read_object(body: bytes) -> tuple[dict[str, Raw], bytes]:
-    """The fields of a caller's body, and the mark that stands for lone surrogate halves in them (``b""``:
-    there are none; see `surrogates`). Raises `RequestError`."""
+def split(document: bytes) -> tuple[dict[str, Raw], bytes]:
+    """The fields of ``document``, and the mark that stands for lone surrogate halves in them (``b""``: there
+    are none; see `surrogates`). Raises one of `UNREADABLE`."""
+    if not document.isascii():
+        document.decode()
     try:
-        if not body.isascii():
-            body.decode()
-        try:
-            return OBJECT.decode(body), b""
-        except msgspec.DecodeError:
-            masked = surrogates.mask(body)
-            if masked is None:
-                raise
-            document, mark = masked
-            return OBJECT.decode(document), mark
+        return OBJECT.decode(document), b""
+    except msgspec.DecodeError:
+        masked = surrogates.mask(document)
+        if masked is None:
+            raise
+        return OBJECT.decode(masked[0]), masked[1]
+
+
+def join(fields: Mapping[str, Raw], mark: bytes) -> bytes:
+    """The document that `split` took apart, with whatever became of its fields."""
+    document = encode(fields)
+    return surrogates.unmask(document, mark) if mark else document
+
+
+def read_object(body: bytes) -> tuple[dict[str, Raw], bytes]:
+    """A caller's body, `split`. Raises `RequestError`."""
+    try:
+        return split(body)
     except msgspec.ValidationError:
         raise bad_body("not_an_object", "The request body must be a JSON object.") from None
     except UNREADABLE:

@@ -47,6 +47,7 @@ from routing.dialects.fields import (
     bad_field,
     encode,
     is_unset,
+    join,
     raise_if_error,
     read,
     read_object,
@@ -171,10 +172,9 @@ class ChatRequest(CallerRequest):
         if target.max_output_tokens is not None:
             _cap_output(fields, target.max_output_tokens)
         usage = _ask_for_usage(fields) if self.stream else ShowUsage.ALL
-        body = encode(fields)
         return UpstreamCall(
             path="/chat/completions",
-            body=surrogates.unmask(body, self._mark) if self._mark else body,
+            body=join(fields, self._mark),
             translator=ChatPassThrough(alias=self.alias, stream=self.stream, usage=usage),
         )
 

@@ -313,7 +313,16 @@ class HttpHealthAvailability:
             ticket, wait = self._next_due(quiesced)
         if ticket is None:
             return wait
-        self._fly(ticket)
+        closed = True
+        try:
+            # It may have been quiesced since the set was read above: then the invalidation made it due.
+            closed = _is_closed(ticket.scope.target.key, self._quiesced())
+        finally:
+            if closed:
+                with self._changed:
+                    ticket.scope.in_flight = False
+        if not closed:
+            self._fly(ticket)
         return 0.0
 
     def _work(self, stopping: threading.Event) -> None:
@@ -356,7 +365,7 @@ class HttpHealthAvailability:
         for key, scope in self._scopes.items():
             if not scope.target.is_probed:
                 continue
-            if key in quiesced or (key[0], None) in quiesced:
+            if _is_closed(key, quiesced):
                 wait = min(wait, RETRY_DELAY)  # nobody tells when it is open again
                 continue
             complete = complete and scope.landed
@@ -466,7 +475,7 @@ class HttpHealthAvailability:
         with self._changed:
             for place, scope in enumerate(scopes):
                 key = scope.target.key
-                closed = key in quiesced or (key[0], None) in quiesced
+                closed = _is_closed(key, quiesced)
                 known = self._held(scope) if self._scopes.get(key) is scope else DROPPED
                 if known is None and not (closed or scope.in_flight or can_wait):
                     tickets[place] = self._take_off(scope)
@@ -495,6 +504,11 @@ class HttpHealthAvailability:
             fly(place)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _is_closed(key: Key, quiesced: AbstractSet[Key]) -> bool:
+    """Whether a scope, or the tier that it belongs to, is quiesced."""
+    return key in quiesced or (key[0], None) in quiesced
 
 
 def _discarded(scope: _Scope, reason: str) -> AvailabilityResult:

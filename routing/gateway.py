@@ -2,7 +2,8 @@
 
 A gateway is built when a configuration becomes active and holds all that can be known beforehand: one `Route`
 per alias, one `MemberTarget` per place a request can be sent to. It takes no lock of its own, makes no query,
-writes nothing to disk and waits for nothing unbounded.
+writes nothing to disk and waits for nothing unbounded. Wires that are not routed by alias branch off before
+all of this, to `routing.purposes`.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from admission.identifiers import normalise_alias
 from admission.replica_scheduler import ReplicaPressure
 from routing.availability import HttpHealthAvailability, RuntimeModelMetadata
 from routing.config import RouterConfig, Tier
-from routing.dialects.base import CallerRequest, Dialect, Failure, RequestError, Target
+from routing.dialects.base import JSON, CallerRequest, Dialect, Failure, RequestError, Target
 from routing.gates import check_gates, context_needs_count, output_cap
 from routing.passage import (
     Caller,
@@ -30,6 +31,7 @@ from routing.passage import (
     Services,
     reply,
 )
+from routing.purposes import Purposes
 from routing.records import AttemptRecord, RecordBoundary, ReplicaSelection
 from routing.relay import Dispatch
 from routing.upstream import ConnectionPool
@@ -103,19 +105,25 @@ class Gateway:
             connect_timeout=config.router.connect_timeout,
         )
         self._routes = build_routes(config, environ)
+        self._purposes = Purposes(config, self.services, environ)
         self._dynamic: dict[str, tuple[RuntimeModelMetadata, Route]] = {}
         self.overtaken: frozenset[str] = frozenset()
 
-    def handle(self, dialect: Dialect, body: bytes, caller: Caller) -> Reply | Dispatch | None:
+    def handle(
+        self, dialect: Dialect, body: bytes, caller: Caller, *, content_type: str = JSON
+    ) -> Reply | Dispatch | None:
         """Serve one request: a finished reply, or the dispatch whose exchange a driver now has to run.
 
+        ``content_type`` is what the caller called its body; few wires mind.
         None when the caller left before anything was sent: there is nobody to answer. Raises Overtaken or
         AdmissionError when a swap is under way, and nothing that a caller could provoke.
         """
         try:
-            request = dialect.parse(body)
+            request = dialect.parse(body, content_type=content_type)
         except RequestError as error:
             return reply(dialect, error.failure)
+        if self._purposes.serves(dialect.wire):
+            return self._purposes.handle(dialect, request, caller)
         route = self._routes.get(normalise_alias(request.alias))
         if route is None:
             self.services.evidence.refused(None, Refused.UNKNOWN_MODEL, caller.principal.name)

@@ -17,7 +17,7 @@ from routing.access import Key, KeyRing
 from routing.activation_plan import plan_activation
 from routing.availability import HttpHealthAvailability, targets_from_config
 from routing.config import RouterConfig, Tier
-from routing.dialects.base import Dialect
+from routing.dialects.base import JSON, Dialect
 from routing.gateway import Caller, Evidence, Gateway, Overtaken, Reply
 from routing.operations import Operations
 from routing.probes import Transport
@@ -121,7 +121,9 @@ class Router:
             return "not_configured"
         return None if self._availability.first_round_complete else "first_probes_pending"
 
-    def handle(self, dialect: Dialect, body: bytes, caller: Caller) -> Reply | Dispatch | None:
+    def handle(
+        self, dialect: Dialect, body: bytes, caller: Caller, *, content_type: str = JSON
+    ) -> Reply | Dispatch | None:
         """Serve one request under the configuration that is active now (see `Gateway.handle`).
 
         A request that meets a swap half-way finds the ledger ahead of its gateway; nothing was reserved or
@@ -130,7 +132,7 @@ class Router:
         gateway = self.gateway
         while gateway is not None:
             try:
-                return gateway.handle(dialect, body, caller)
+                return gateway.handle(dialect, body, caller, content_type=content_type)
             except Overtaken:
                 with self._swap:
                     gateway = self.gateway

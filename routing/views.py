@@ -18,7 +18,7 @@ import msgspec
 from admission.identifiers import is_correlation_id
 from routing.access import Principal, Scope, presented_secret
 from routing.dialects import DIALECTS
-from routing.dialects.base import Dialect, Failure
+from routing.dialects.base import JSON, Dialect, Failure
 from routing.exchange import Head
 from routing.gateway import Caller, Refused, Reply, reply
 from routing.loop import status_phrase
@@ -257,7 +257,7 @@ class _Visit:
             connection=environ.get("gunicorn.socket"),
             leave=self.leave,
         )
-        return router.handle(dialect, body, caller)
+        return router.handle(dialect, body, caller, content_type=environ.get("CONTENT_TYPE") or JSON)
 
     def relay(self, dispatch: Dispatch, start_response: "StartResponse") -> Iterable[bytes]:
         """Run the dispatch from this thread, unless it streams and the server can go on without one."""

@@ -4,7 +4,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from routing.dialects.audio import SpeechDialect, TranscriptionsDialect
 from routing.dialects.base import Dialect
 from routing.dialects.openai_chat import ChatDialect
+from routing.dialects.purposes import EmbeddingsDialect, RerankDialect
 
-DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType({"/v1/chat/completions": ChatDialect()})
+DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
+    {
+        "/v1/chat/completions": ChatDialect(),
+        "/v1/embeddings": EmbeddingsDialect(),
+        "/v1/rerank": RerankDialect(),
+        "/v1/audio/transcriptions": TranscriptionsDialect(),
+        "/v1/audio/speech": SpeechDialect(),
+    }
+)

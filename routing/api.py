@@ -46,12 +46,13 @@ class StrictJSONParser(BaseParser):
     """A bounded body that is an object in strict JSON: no key twice, no NaN."""
 
     media_type = "application/json"
+    max_bytes = MAX_BODY_BYTES
 
     def parse(
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> dict[str, object]:
         try:
-            body = strict_json.loads(read_bounded(stream, MAX_BODY_BYTES))
+            body = strict_json.loads(read_bounded(stream, self.max_bytes))
         except ValueError:
             raise exceptions.ParseError from None
         if type(body) is not dict:

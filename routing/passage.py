@@ -103,7 +103,8 @@ class Evidence(Protocol):
 
     def record(self, record: DecisionRecord, observation: Observation) -> None: ...
 
-    def refused(self, tier_id: str | None, reason: Refused) -> None: ...
+    def refused(self, tier_id: str | None, reason: Refused, key_name: str | None = None) -> None:
+        """Count a refusal; ``key_name`` where no record follows it, so that its key's requests are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +219,9 @@ class Passage:
         relay_timeout: float,
         clamped: bool = False,
         headers: tuple[tuple[str, str], ...] = (),
-    ) -> Dispatch | None:
-        """Send ``call`` to ``target``, once; None when the caller left meanwhile.
+    ) -> Reply | Dispatch | None:
+        """Send ``call`` to ``target``, once: its dispatch, the error that came of it, or None when the caller
+        left meanwhile.
 
         ``lease`` is released when the exchange is over, whatever ends it; routes without a ceiling have none.
         ``headers`` are added to the caller's answer.
@@ -252,9 +254,12 @@ class Passage:
             dispatch.on_caller_gone()
             return None
         except ConnectFailure:
-            dispatch.fail(Fault.REFUSED)
+            return _failed(dispatch, Fault.REFUSED)
         except SendFailure as error:
-            dispatch.fail(Fault.TIMEOUT if error.kind == "timeout" else Fault.RESET)
+            if error.kind == "timeout":
+                return _failed(dispatch, Fault.TIMEOUT)
+            # It may have answered before it stopped reading: whoever drives the dispatch will see.
+            dispatch.await_answer()
         except BaseException:
             dispatch.close()
             raise
@@ -284,7 +289,7 @@ class Passage:
             outcome=outcome,
             lease=dispatch.lease,
             selection="identity_passed" if self._member_id is not None else None,
-            first_output_at=dispatch.first_output_at,
+            first_output_at=dispatch.first_output_at if dispatch.streams else None,
         )
 
     def _record(
@@ -332,3 +337,14 @@ class Passage:
             completion_tokens=usage.completion_tokens,
         )
         services.evidence.record(services.boundary.canonical(record, lease=lease), observation)
+
+
+def _failed(dispatch: Dispatch, fault: Fault) -> Reply | None:
+    """What the caller gets for a dispatch that ended before an answer could be waited for."""
+    body = dispatch.fail(fault)
+    dispatch.close()
+    head = dispatch.head
+    if head is None:
+        return None
+    framed = tuple(header for header in head.headers if header[0] != "Content-Length")
+    return Reply(status=head.status, headers=(*framed, *dispatch.headers), body=body)

@@ -102,6 +102,10 @@ class Dispatch:
         if self.connection is None:
             raise SendFailure("other")
         self.connection.send(request, silence=self.relay_timeout, caller=caller)
+        self.await_answer()
+
+    def await_answer(self) -> None:
+        """The request is out, or as much of it as the upstream took: count its silence from now."""
         self._deadline = time.monotonic() + self.first_byte_timeout
 
     def restart_silence(self) -> None:
@@ -121,12 +125,12 @@ class Dispatch:
             return b""
         exchange = self.exchange
         body = exchange.receive(data) if data else exchange.receive_eof()
+        if body and self.first_output_at is None and exchange.first_output:
+            self.first_output_at = time.monotonic()
         if exchange.over:
             self._settle()
         elif exchange.answering:
             self._deadline = time.monotonic() + self.relay_timeout
-        if body and self.first_output_at is None and exchange.first_output:
-            self.first_output_at = time.monotonic()
         return body
 
     @property
@@ -153,13 +157,13 @@ class Dispatch:
     def finish(self, *, linger: float = 0.0) -> None:
         """The last bytes are out: pool the upstream connection if it can be used again, else close it.
 
-        ``linger`` seconds are spent at most on reading framing that may still be on its way.
+        ``linger`` seconds are spent at most on framing that is still on its way and would make it usable.
         """
         connection = self.connection
         if connection is None:
             return
         exchange = self.exchange
-        if linger and exchange.over and not exchange.complete:
+        if linger and exchange.drainable:
             poller = select.poll()
             poller.register(connection, select.POLLIN)
             if poller.poll(linger * 1000):

@@ -19,7 +19,7 @@ from django.db import close_old_connections
 
 from admission import intents
 from anvil_site.ownership import LedgerLock
-from routing import keys, publishing, transitions
+from routing import audit, keys, publishing, transitions
 from routing.access import is_loopback_bind
 from routing.config import RouterConfig, Tier, unset_auth_envs
 from routing.models import RouterSnapshot
@@ -68,6 +68,7 @@ class Runtime:
         self._last_used_due = time.monotonic() + LAST_USED_SECONDS
         self.evidence = ProcessEvidence(self.log)
         self.evidence.writers = self._writers
+        self.evidence.management_refusals = audit.refusals
         self.router = Router(evidence=self.evidence, pressure_factory=make_pressure, auth=auth)
         self.router.on_install.append(self._follow)
 

@@ -59,6 +59,8 @@ class ProcessEvidence:
         self.server = ServerReadings()
         self.writers: Callable[[], Mapping[str, BoundedWriter[Any]]] = dict
         """Tells who writes evidence to slow places, by the word that names each in metrics."""
+        self.management_refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
+        """Tells how many changes of the control plane were refused, by action and code."""
         self._tallies = Tallies()
         self._queue: deque[Observation | _Refusal] = deque()
         self._settling = threading.Lock()

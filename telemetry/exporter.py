@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Final
 
-from routing import audit
 from routing.config import RouterConfig
 from routing.projections import completed, route_names
 from routing.router import Router
@@ -368,7 +367,7 @@ class PrometheusExporter:
         yield Point(OWNS_LEDGER, (), int(router.owns_ledger))
         yield Point(READY, (), int(router.not_ready_reason() is None))
         yield Point(DRAINING, (), int(router.draining))
-        for pair, count in audit.refusals().items():
+        for pair, count in self._evidence.management_refusals().items():
             yield Point(MANAGEMENT_REFUSALS, pair, count)
 
     def _server(self) -> Iterator[Point]:

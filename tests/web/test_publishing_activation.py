@@ -30,6 +30,7 @@ from tests.web.control_support import (
     in_thread,
     intent_rows,
 )
+from tests.web.publishing_support import eventually
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -442,7 +443,7 @@ def test_what_somebody_readmits_meanwhile_is_not_at_rest(site: Site) -> None:
     with in_thread(run) as result:
         watch.await_step("quiesce", "quiesced")
         drains = site.router.operations.drains
-        _await(lambda: drains.latest("solo", None) is not None)
+        eventually(lambda: drains.latest("solo", None) is not None)
         transitions.readmit(site.router, "solo", actor="bob", through=Through.REST)
         refusal = result()
     assert refusal.code == "not_drained"
@@ -460,15 +461,6 @@ def test_somebody_elses_drain_of_the_scope_is_joined(site: Site) -> None:
         lease.release()
         done = result()
     assert ("drain", "solo", "drained") in steps(done)
-
-
-def _await(condition: Callable[[], bool]) -> None:
-    ticks = threading.Event()
-    for _ in range(int(PATIENCE / 0.01)):
-        if condition():
-            return
-        ticks.wait(0.01)
-    raise AssertionError("not in time")
 
 
 # --- One at a time ----------------------------------------------------------------------------------------

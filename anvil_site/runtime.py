@@ -8,7 +8,6 @@ Nothing here runs at import, and no thread exists before `start`.
 import logging
 import os
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,7 +64,6 @@ class Runtime:
         self.log = DecisionLog(sinks=[self._hand_on])
         self._jsonl: JsonlWriter | None = None
         self._data_plane: DataPlane | None = None
-        self._last_used_due = time.monotonic() + LAST_USED_SECONDS
         self.evidence = ProcessEvidence(self.log)
         self.evidence.writers = self._writers
         self.evidence.management_refusals = audit.refusals
@@ -149,6 +147,7 @@ class Runtime:
         self._entries.start()
         self.evidence.live.start()
         threading.Thread(target=self._keep_house, name="anvil-housekeeping", daemon=True).start()
+        threading.Thread(target=self._keep_rows, name="anvil-rows", daemon=True).start()
         threading.Thread(target=self._reap, name="anvil-reaper", daemon=True).start()
         self.router.owns_ledger = True
         logger.info("this process owns the ledger")
@@ -182,12 +181,14 @@ class Runtime:
             self.keep_house_once()
 
     def keep_house_once(self) -> None:
-        """What is done once a second. A step that fails is told of, and the others are done all the same."""
+        """What is done once a second, in memory alone: a database that is locked must not make a gap.
+
+        A step that fails is told of, and the others are done all the same.
+        """
         for step in (
             self.router.pool.sweep,
             self._refresh_pressure,
             self._sample,
-            self._write_back_last_used_when_due,
         ):
             try:
                 step()
@@ -206,10 +207,8 @@ class Runtime:
     def _sample(self) -> None:
         self.evidence.sample(self.router)
 
-    def _write_back_last_used_when_due(self) -> None:
-        now = time.monotonic()
-        if now >= self._last_used_due:
-            self._last_used_due = now + LAST_USED_SECONDS
+    def _keep_rows(self) -> None:
+        while not self._stopping.wait(LAST_USED_SECONDS):
             self._write_back_last_used()
 
     def _write_back_last_used(self) -> None:

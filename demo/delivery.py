@@ -130,3 +130,12 @@ class Delivery:
             return rest
         trailer = b"x-demo-trailer: 1\r\n" if self.chunk_extras else b""
         return frame_chunk(rest) + b"0\r\n" + trailer + b"\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A generation request's answer, and what it costs: tokens to prefill, and decode steps."""
+
+    delivery: Delivery
+    prompt_tokens: int
+    steps: int

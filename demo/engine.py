@@ -3,8 +3,9 @@
     python -m demo.engine --port 8101 --name member-a
 
 It answers ``/health``, ``/version``, ``/v1/models``, ``/metrics`` and ``POST /v1/chat/completions`` in
-vLLM's shapes. Requests take a slot for their prefill and a time per token; without a free slot they wait in
-order of arrival. A client that goes away, also while it waits or prefills, is noticed at once.
+vLLM's shapes, and embeddings, rerank, transcriptions and speech (`demo.purposes`). Requests take a slot for
+their prefill and a time per token; without a free slot they wait in order of arrival. A client that goes
+away, also while it waits or prefills, is noticed at once.
 
 ``/control/`` switches faults on (`demo.faults` lists them) and tells what was seen:
 
@@ -34,9 +35,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from demo.connection import Connection, Job, Listener
-from demo.delivery import STREAM_HEADERS, Delivery
+from demo.delivery import STREAM_HEADERS, Delivery, Work
 from demo.faults import REFUSE, Fault, FaultBoard, FaultError
 from demo.metrics import CONTENT_TYPE, Metrics
+from demo.purposes import embeddings, rerank, speech, transcription
 from demo.replies import Answer, RequestError, parse_chat
 from demo.ticker import Ticker
 from demo.wire import Request, compact_json
@@ -44,7 +46,6 @@ from demo.wire import Request, compact_json
 VERSION = "0.11.0"
 """The vLLM release that the engine passes for."""
 
-CHAT_PATH = "/v1/chat/completions"
 REMEMBERED_REQUESTS = 64
 REMEMBERED_BODY_BYTES = 65_536
 KV_TOKENS_PER_SLOT = 4096
@@ -87,12 +88,18 @@ class Engine:
         self._connections_total = 0
         self._refusals = 0
         self._cleared_at = float("-inf")
-        self._routes: dict[str, tuple[str, Callable[[], Delivery] | None]] = {
-            "/health": ("GET", self._health),
-            "/version": ("GET", self._version),
-            "/v1/models": ("GET", self._models),
-            "/metrics": ("GET", self._metrics_page),
-            CHAT_PATH: ("POST", None),
+        self._pages: dict[str, Callable[[], Delivery]] = {
+            "/health": self._health,
+            "/version": self._version,
+            "/v1/models": self._models,
+            "/metrics": self._metrics_page,
+        }
+        self._works: dict[str, Callable[[Request], Work]] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/embeddings": lambda request: embeddings(request.body, model=settings.model),
+            "/v1/rerank": lambda request: rerank(request.body, model=settings.model),
+            "/v1/audio/transcriptions": self._transcription,
+            "/v1/audio/speech": lambda request: speech(request.body, model=settings.model),
         }
         self._zero_counts()
 
@@ -196,26 +203,28 @@ class Engine:
         """What a request gets, before it is submitted."""
         if request.path.startswith("/control/"):
             return Job(connection, self._control(connection, request), keep_alive=request.keep_alive)
-        route = None if connection.control else self._routes.get(request.path)
-        if route is None:
-            self._requests["other"] = self._requests.get("other", 0) + 1
-            return self._plain(connection, request, Delivery(status=404, body=b'{"detail":"Not Found"}'))
-        method, answer = route
-        self._requests[request.path] = self._requests.get(request.path, 0) + 1
-        if request.method != method:
+        path = "" if connection.control else request.path
+        page, work = self._pages.get(path), self._works.get(path)
+        method = "POST" if work is not None else "GET"
+        known = page is not None or work is not None
+        counted = path if known else "other"
+        self._requests[counted] = self._requests.get(counted, 0) + 1
+        if known and request.method != method:
             refusal = Delivery(status=405, body=b'{"detail":"Method Not Allowed"}')
             refusal.headers.append(("allow", method))
             return self._plain(connection, request, refusal)
-        if answer is None:
-            return self._chat(connection, request)
-        delivery = answer()
-        self.faults.strike(delivery, path=request.path, is_work=False)
+        if work is not None:
+            return self._generate(connection, request, work)
+        if page is None:
+            return self._plain(connection, request, Delivery(status=404, body=b'{"detail":"Not Found"}'))
+        delivery = page()
+        self.faults.strike(delivery, path=path, is_work=False)
         return self._plain(connection, request, delivery)
 
     def _plain(self, connection: Connection, request: Request, delivery: Delivery) -> Job:
         return Job(connection, delivery, keep_alive=request.keep_alive)
 
-    def _chat(self, connection: Connection, request: Request) -> Job:
+    def _generate(self, connection: Connection, request: Request, answer: Callable[[Request], Work]) -> Job:
         self._received += 1
         self._last.append(
             {
@@ -225,17 +234,33 @@ class Engine:
                 "body": request.body[:REMEMBERED_BODY_BYTES].decode(errors="replace"),
             }
         )
-        settings = self.settings
         try:
-            chat = parse_chat(
-                request.body,
-                model=settings.model,
-                max_model_len=settings.max_model_len,
-                tokens=settings.tokens,
-            )
+            work = answer(request)
         except RequestError as error:
             self._outcomes["rejected"] += 1
             return self._plain(connection, request, Delivery(status=error.status, body=error.body()))
+        delivery = work.delivery
+        if delivery.streams:
+            # A client of HTTP/1.0 knows no chunks.
+            delivery.until_eof = request.version == "HTTP/1.0"
+        self.faults.strike(delivery, path=request.path, is_work=True)
+        return Job(
+            connection,
+            delivery,
+            keep_alive=request.keep_alive,
+            counted=True,
+            prompt_tokens=work.prompt_tokens,
+            steps=work.steps,
+        )
+
+    def _chat(self, request: Request) -> Work:
+        settings = self.settings
+        chat = parse_chat(
+            request.body,
+            model=settings.model,
+            max_model_len=settings.max_model_len,
+            tokens=settings.tokens,
+        )
         answer = Answer(
             chat, label=settings.name, model=settings.model, request_id=request.headers.get("x-request-id")
         )
@@ -243,18 +268,18 @@ class Engine:
             delivery = Delivery(
                 headers=list(STREAM_HEADERS), script=answer.script(), whole=answer.body, early_head=True
             )
-            # A client of HTTP/1.0 knows no chunks.
-            delivery.until_eof = request.version == "HTTP/1.0"
         else:
             delivery = Delivery(body=answer.body())
-        self.faults.strike(delivery, path=request.path, is_work=True)
-        return Job(
-            connection,
-            delivery,
-            keep_alive=request.keep_alive,
-            counted=True,
-            prompt_tokens=chat.prompt_tokens,
-            steps=answer.steps,
+        return Work(delivery=delivery, prompt_tokens=chat.prompt_tokens, steps=answer.steps)
+
+    def _transcription(self, request: Request) -> Work:
+        settings = self.settings
+        return transcription(
+            request.body,
+            request.headers.get("content-type", ""),
+            label=settings.name,
+            model=settings.model,
+            tokens=settings.tokens,
         )
 
     def _health(self) -> Delivery:

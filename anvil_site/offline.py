@@ -3,6 +3,12 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+from routing.snapshot import validate_snapshot
+
+ACTOR: Final = "offline"
+"""Who makes these changes, for the audit trail: whoever may write to the data directory."""
 
 
 class LedgerOwned(Exception):
@@ -34,19 +40,29 @@ def owning_data_directory() -> Iterator[None]:
 def install_snapshot(config: bytes, topology: bytes | None, overlay: bytes | None) -> dict[str, object]:
     """Validate, store and make active; what serves next starts with it.
 
-    Raises LedgerOwned, or SnapshotError before anything has changed. Installing the bytes that are active
-    already adds no row.
+    Nothing is served, so nothing has to be drained. Raises SnapshotError before anything is touched, or
+    LedgerOwned. Installing what is active already changes nothing.
     """
+    validate_snapshot(config, topology, overlay)
     with owning_data_directory():
-        from routing import publishing
-        from routing.models import RouterSnapshot
-        from routing.snapshot import validate_snapshot
+        from django.db import transaction
 
-        snapshot = validate_snapshot(config, topology, overlay)
-        row = publishing.active_row()
-        if row is None or publishing.captured(row) != (config, topology, overlay):
-            row = publishing.store(snapshot, source=RouterSnapshot.Source.CLI, actor="offline")
-            publishing.point_at(row.pk, actor="offline")
+        from routing import audit, publishing
+        from routing.models import RouterSnapshot
+
+        with transaction.atomic():
+            row, _ = publishing.capture(
+                config, topology, overlay, source=RouterSnapshot.Source.CLI, actor=ACTOR
+            )
+            if publishing.active_row() != row:
+                publishing.point_at(row.pk, actor=ACTOR)
+                audit.record(
+                    actor=ACTOR,
+                    through=audit.Through.OFFLINE,
+                    action="activate",
+                    subject=f"snapshot {row.pk}",
+                    result="activated",
+                )
         return {"activated": True, "snapshot_id": row.pk}
 
 

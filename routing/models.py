@@ -101,6 +101,7 @@ class AuditEntry(models.Model):
         REST = "rest", "REST"
         CONSOLE = "console", "console"
         START = "start", "start of the process"
+        OFFLINE = "offline", "command line, with no process serving"
 
     at = models.DateTimeField(default=timezone.now, db_index=True)
     actor = models.CharField(max_length=150)

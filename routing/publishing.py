@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from django.db import transaction
 
+from routing import audit
 from routing.activation_plan import ActivationPlan, plan_activation
 from routing.models import ActiveSnapshot, RouterSnapshot
 from routing.rendering import config_document, render, topology_document
@@ -88,12 +89,19 @@ def point_at(snapshot_id: int | None, *, actor: str) -> None:
 def install_into_empty(
     snapshot: ValidatedSnapshot, *, source: RouterSnapshot.Source, actor: str
 ) -> RouterSnapshot | None:
-    """Store ``snapshot`` and make it active, unless some snapshot is already: then None, nothing changed."""
+    """At a first start: store ``snapshot`` and make it active, unless some is already (then None)."""
     with transaction.atomic():
         if ActiveSnapshot.objects.exists():
             return None
         row = store(snapshot, source=source, actor=actor)
         point_at(row.pk, actor=actor)
+        audit.record(
+            actor=actor,
+            through=audit.Through.START,
+            action="activate",
+            subject=f"snapshot {row.pk}",
+            result="activated",
+        )
     return row
 
 

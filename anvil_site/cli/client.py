@@ -51,6 +51,10 @@ NAMED_REFUSALS: Final = frozenset(
         "unknown_member",
         "direct_tier",
         "not_drained",
+        "activation_in_progress",
+        "activation_not_persisted",
+        "verification_failed",
+        "restore_not_persisted",
         "intent_not_persisted",
         "identity_not_configured",
     }

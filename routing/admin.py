@@ -1,0 +1,160 @@
+"""API keys and the audit trail in the admin."""
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+
+from admission.admin import ReadOnlyAdmin
+from routing import keys
+from routing.access import Scope
+from routing.audit import Through
+from routing.models import ApiKey, AuditEntry
+from routing.refusals import Refused, not_ledger_owner
+from routing.router import Router, live
+
+
+def owner() -> Router:
+    """The router of this process. Raises Refused where none runs, as in a command."""
+    try:
+        return live()
+    except RuntimeError:
+        raise not_ledger_owner() from None
+
+
+class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
+    """What a new key is to be; the rules are those of `routing.keys`."""
+
+    scopes = forms.MultipleChoiceField(
+        choices=[(scope.value, scope.value) for scope in Scope], widget=forms.CheckboxSelectMultiple
+    )
+
+    class Meta:
+        model = ApiKey
+        fields = ["name", "scopes", "max_concurrency", "expires_at"]
+
+    def clean(self) -> dict[str, Any]:
+        found: dict[str, Any] = super().clean() or self.cleaned_data
+        if self.errors:
+            return found
+        fault = keys.fault_in(
+            name=found["name"],
+            scopes=found["scopes"],
+            max_concurrency=found["max_concurrency"],
+            expires_at=found["expires_at"],
+        )
+        if fault is not None:
+            self.add_error(*fault)
+        return found
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(ReadOnlyAdmin):
+    """Keys are made here, shown once, and revoked; what a key may do never changes."""
+
+    form = KeyForm
+    list_display = [
+        "name",
+        "prefix",
+        "granted",
+        "max_concurrency",
+        "expires_at",
+        "last_used_at",
+        "revoked_at",
+    ]
+    list_filter = [("revoked_at", admin.EmptyFieldListFilter)]
+    search_fields = ["name", "prefix"]
+    actions = ["revoke"]
+
+    @admin.display(description="scopes")
+    def granted(self, row: ApiKey) -> str:
+        return ", ".join(row.scopes)
+
+    def get_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
+        if obj is None:
+            return KeyForm.Meta.fields
+        return [
+            *("name", "prefix", "granted", "max_concurrency", "expires_at"),
+            *("created_at", "created_by", "last_used_at", "revoked_at"),
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
+        return [] if obj is None else self.get_fields(request, obj)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("routing.add_apikey")
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("routing.change_apikey")
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().changeform_view(request, *args, **kwargs)
+        except Refused as refusal:
+            self.message_user(request, str(refusal), messages.ERROR)
+            return HttpResponseRedirect(reverse("admin:routing_apikey_changelist"))
+
+    def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
+        row, secret = keys.create(
+            owner(),
+            name=obj.name,
+            scopes=obj.scopes,
+            max_concurrency=obj.max_concurrency,
+            expires_at=obj.expires_at,
+            actor=request.user.get_username(),
+            through=Through.CONSOLE,
+        )
+        obj.pk = row.pk
+        request.made_key = secret  # type: ignore[attr-defined]
+
+    def response_add(self, request: HttpRequest, obj: ApiKey, post_url_continue: str | None = None) -> Any:
+        """The key itself, in the answer to the form: not in a message, which would be kept in a cookie."""
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "title": "The key is made",
+            "name": obj.name,
+            "key": request.made_key,  # type: ignore[attr-defined]
+        }
+        return TemplateResponse(request, "admin/routing/apikey/made.html", context)
+
+    @admin.action(description="Revoke selected API keys", permissions=["revoke"])
+    def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> HttpResponse | None:
+        """Ask once more, then end them."""
+        if "confirmed" not in request.POST:
+            context = {
+                **self.admin_site.each_context(request),
+                "opts": self.opts,
+                "title": "Revoke API keys",
+                "keys": queryset.filter(revoked_at=None),
+                "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
+                "action_checkbox_name": ACTION_CHECKBOX_NAME,
+            }
+            return TemplateResponse(request, "admin/routing/apikey/revoke.html", context)
+        for row in queryset.filter(revoked_at=None):
+            try:
+                keys.revoke(owner(), row.pk, actor=request.user.get_username(), through=Through.CONSOLE)
+            except Refused as refusal:
+                self.message_user(request, f"{row.name}: {refusal}", messages.ERROR)
+            else:
+                self.message_user(request, f"{row.name} is revoked.", messages.SUCCESS)
+        return None
+
+
+@admin.register(AuditEntry)
+class AuditEntryAdmin(ReadOnlyAdmin):
+    """What was done, by whom and why."""
+
+    list_display = [
+        *("at", "actor", "through", "action"),
+        *("tier_id", "member_id", "subject", "reason", "result"),
+    ]
+    list_filter = ["action", "through", "tier_id"]
+    search_fields = ["actor", "subject", "reason", "tier_id", "member_id"]
+    date_hierarchy = "at"
+    show_full_result_count = False

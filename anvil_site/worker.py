@@ -33,6 +33,7 @@ from anvil_site.incoming import MAX_HEAD_BYTES, BadRequest, ChunkedBody, Request
 from routing.dialects.base import Failure
 from routing.loop import Flow, RelayLoop, render_head
 from routing.views import BODY_TOO_LARGE, CAN_DETACH, RETRY_SOON, SERVER_BUSY, DataPlane, Detached
+from telemetry.evidence import ExecutorReading
 
 logger = logging.getLogger("anvil.worker")
 
@@ -127,6 +128,12 @@ class AnvilWorker(ThreadWorker):
         self._budget = runtime.body_budget
         self._max_body = runtime.max_body_bytes
         self._router = runtime.router
+        server = runtime.evidence.server
+        server.loop = self.loop.stats
+        server.executors = {
+            "data": partial(executor_reading, self.tpool),
+            "management": partial(executor_reading, self.management),
+        }
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """SIGTERM: begin to drain; the poller does it, a signal handler only says so."""
@@ -535,6 +542,13 @@ class AnvilWorker(ThreadWorker):
             del self._connections[connection.fd]
             self._give_back_budget(connection)
             util.close(connection.sock)
+
+
+def executor_reading(pool: ThreadPoolExecutor) -> ExecutorReading:
+    """How busy ``pool`` is. Its own account of it is private; a test holds us to what it is today."""
+    idle = pool._idle_semaphore._value
+    waiting = pool._work_queue.qsize()
+    return ExecutorReading(busy=max(0, len(pool._threads) - idle), waiting=waiting)
 
 
 _ENVIRON_KEYS: Final = {

@@ -114,6 +114,10 @@ def test_what_a_scrape_says_after_some_requests(router: Router) -> None:
     }
     assert values(text, "anvil_exporter_faults_total") == {"": 0}
     assert values(text, "anvil_owns_ledger") == values(text, "anvil_ready") == {"": 1}
+    # The scrape itself is what the management's executor is busy with.
+    assert values(text, "anvil_executor_busy") == {'{executor="data"}': 0, '{executor="management"}': 1}
+    assert values(text, "anvil_executor_waiting") == {'{executor="data"}': 0, '{executor="management"}': 0}
+    assert values(text, "anvil_relay_streams") == values(text, "anvil_front_door_places") == {"": 0}
     for writer in ("lines", "table", "log"):
         assert values(text, "anvil_writer_entries_dropped_total")[f'{{writer="{writer}"}}'] == 0
 

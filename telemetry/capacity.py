@@ -52,10 +52,8 @@ _SCENARIO_BOUNDS: Final[Mapping[str, int]] = {
 }
 PARAMETERS: Final = frozenset({"model", "gpu_role", *_SCENARIO_BOUNDS})
 
-NOTE_ALLOWED: Final = (
-    "Within the declared limits. Arithmetic only: nothing was measured, reserved or admitted."
-)
-NOTE_REFUSED: Final = "Over a declared limit. Arithmetic only: nothing was measured, reserved or admitted."
+NOTE_ALLOWED: Final = "Within the declared limits. Arithmetic only: nothing was measured or reserved."
+NOTE_REFUSED: Final = "Over a declared limit. Arithmetic only: nothing was measured or reserved."
 NOTE_UNKNOWN: Final = "A limit or an estimate that this needs is not declared."
 
 

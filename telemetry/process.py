@@ -4,6 +4,7 @@ from routing.router import live
 from telemetry.decisions import DecisionLog
 from telemetry.evidence import ProcessEvidence
 from telemetry.exporter import PrometheusExporter
+from telemetry.history import History
 
 _live: ProcessEvidence | None = None
 _exporter: PrometheusExporter | None = None
@@ -25,6 +26,11 @@ def evidence() -> ProcessEvidence:
 def log() -> DecisionLog:
     """This process's decision log."""
     return evidence().log
+
+
+def history() -> History | None:
+    """This process's history, or None where no runtime was started."""
+    return _live.history if _live is not None else None
 
 
 def exporter() -> PrometheusExporter:

@@ -18,6 +18,12 @@ BYTES_PER_TOKEN: Final = 8
 """UTF-8 bytes of text that one token is taken to hold: far more than tokenizers manage on ordinary text,
 so that a prompt refused here is one that the engine would refuse as well."""
 
+ESTIMATED_BYTES_PER_TOKEN: Final = 4
+"""What one token holds as a rule: for an estimate, not for a refusal."""
+
+ESTIMATED_IMAGE_TOKENS: Final = 1000
+"""What an image takes where the tier does not say."""
+
 RefusalReason = Literal[
     "over_context",
     "media_admission_image_limit",
@@ -115,6 +121,15 @@ def check_gates(tier: Tier, demand: Demand) -> GateRefusal | None:
             param="tools",
         )
     return None
+
+
+def estimate_prompt(tier: Tier, demand: Demand) -> int:
+    """Roughly how many tokens of prompt ``demand`` makes. Its text must have been counted."""
+    policy = _media_policy(tier)[1]
+    images = ESTIMATED_IMAGE_TOKENS if policy is None else policy.image_tokens
+    videos = 0 if policy is None else policy.video_tokens
+    text = -(-demand.text_bytes // ESTIMATED_BYTES_PER_TOKEN)
+    return text + demand.images * images + demand.videos * videos
 
 
 def output_cap(max_output_tokens: int | None, asked: int | None) -> OutputCap:

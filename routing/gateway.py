@@ -130,6 +130,9 @@ class Gateway:
             return reply(dialect, UNKNOWN_MODEL)
         if route.tier.metadata_source == "upstream":
             route = self._with_metadata(route)
+        local = request.answer(route.tier)
+        if local is not None:
+            return Reply(status=200, headers=(("Content-Type", JSON), *local.headers), body=local.body)
         return _TierPassage(self, dialect, request, route, caller).run()
 
     def _with_metadata(self, route: Route) -> Route:

@@ -199,6 +199,14 @@ class UpstreamCall:
     translator: Translator = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAnswer:
+    """A JSON answer that needs no upstream."""
+
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
 class CallerRequest(ABC):
     """A request whose form has been checked.
 
@@ -228,6 +236,10 @@ class CallerRequest(ABC):
         target's dialect cannot carry a field of the request. May be called once per dispatch; the request
         itself does not change.
         """
+
+    def answer(self, tier: "Tier") -> LocalAnswer | None:
+        """The answer to a request that asks nothing of an upstream; None for all others."""
+        return None
 
 
 class Dialect(ABC):

@@ -52,8 +52,29 @@ _KEPT_MESSAGES: Final = {
 }
 _KEPT_CODES: Final = {429: "upstream_rate_limited"}
 
+_ANTHROPIC_STATUSES: Final = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+}
+"""What Anthropic's words mean that say whose fault it is; its events carry no number."""
+
 _URL = re.compile(r"(?:https?|wss?|grpcs?|tcp|unix)://[^\s\"'<>`]*", re.IGNORECASE)
 _STRUCK: Final = "[removed]"
+
+
+def error_type(status: int) -> str:
+    """OpenAI's word for an error of ``status``."""
+    if status == 401:
+        return "authentication_error"
+    if status == 403:
+        return "permission_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
 
 
 def refused(status: int, message: str | None, strike: Sequence[str]) -> Failure:
@@ -120,7 +141,9 @@ def refusal_in(body: bytes) -> UpstreamRefusal:
     if isinstance(detail, list) and detail and isinstance(detail[0], dict):
         detail = detail[0].get("msg")
     messages = (nested.get("message"), error, document.get("message"), detail)
-    codes = (nested.get("code"), nested.get("status"), document.get("code"), document.get("status"))
+    kind = nested.get("type")
+    named = _ANTHROPIC_STATUSES.get(kind) if isinstance(kind, str) else None
+    codes = (nested.get("code"), nested.get("status"), document.get("code"), document.get("status"), named)
     return UpstreamRefusal(
         next((code for code in codes if type(code) is int and 400 <= code <= 599), None),
         next((message for message in messages if isinstance(message, str)), None),

@@ -77,6 +77,28 @@ def read(fields: Mapping[str, Raw], name: str, decoder: msgspec.json.Decoder[_T]
         raise bad_field(name, expected) from None
 
 
+def read_alias(fields: Mapping[str, Raw]) -> str:
+    """The ``model`` that a caller names, as it came. Raises `RequestError`."""
+    alias = read(fields, "model", STRING, "a non-empty string")
+    if alias is None or not alias.strip():
+        raise bad_field("model", "a non-empty string")
+    return alias
+
+
+def read_limit(fields: Mapping[str, Raw], name: str) -> int | None:
+    """An output limit, None when it is not set. Raises `RequestError`."""
+    expected = "a positive integer or null"
+    limit = read(fields, name, INTEGER, expected)
+    if limit is not None and limit < 1:
+        raise bad_field(name, expected)
+    return limit
+
+
+def read_array(fields: Mapping[str, Raw], name: str) -> list[Raw]:
+    """The elements of an array, none when it is not set. Raises `RequestError`."""
+    return read(fields, name, ARRAY, "an array or null") or []
+
+
 def bad_body(code: str, message: str) -> RequestError:
     """The body as a whole is at fault."""
     return RequestError(Failure(status=400, code=code, message=message))

@@ -1,16 +1,15 @@
-"""OpenAI's chat completions: read from callers, and passed through to upstreams that speak the same.
+"""OpenAI's chat completions: read from callers, passed through to upstreams that speak the same, else
+translated.
 
-A pass-through changes what is named here and nothing else; every other field goes through byte for byte, in
-both directions, unknown ones included:
+A pass-through (see `passthrough`) changes this besides:
 
-    request   ``model`` becomes the served name. ``extra_body_defaults`` fill what the caller left out or set
-              to null, ``extra_body`` replaces (both by top-level field; a configuration may name neither
-              ``model`` nor ``stream`` in them). Output limits above the tier's are lowered, ``max_tokens`` is
-              set where there is none. ``stream_options.include_usage`` is set on a stream whose caller did
-              not ask.
-    response  ``model`` becomes the alias, in a body and in every chunk. Where usage was asked for on our own
-              account, the chunk with nothing but usage is kept from the caller, and so is a ``usage`` of null
-              in the other chunks, which engines add for that option alone.
+    request   ``stream_options.include_usage`` is set on a stream whose caller did not ask.
+    response  Where usage was asked for on our own account, the chunk with nothing but usage is kept from the
+              caller, and so is a ``usage`` of null in the other chunks, which engines add for that option
+              alone.
+
+For an upstream that does not serve chat completions a request is put into the wire that it does
+(`translate`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,17 +27,19 @@ from routing.dialects.base import (
     Dialect,
     Failure,
     MalformedAnswer,
-    RequestError,
     Target,
     Translator,
     UpstreamCall,
     Usage,
     Whole,
 )
+from routing.dialects.chat_answers import ChatTeller
+from routing.dialects.chat_requests import read_chat
+from routing.dialects.document import Fields
+from routing.dialects.errors import error_type
 from routing.dialects.fields import (
     ARRAY,
     BOOLEAN,
-    INTEGER,
     NULL,
     OBJECT,
     OBJECTS,
@@ -50,12 +51,16 @@ from routing.dialects.fields import (
     join,
     raise_if_error,
     read,
+    read_alias,
+    read_array,
+    read_limit,
     read_object,
     token_count,
 )
+from routing.dialects.passthrough import settle
+from routing.dialects.translate import CHAT_LIMITS, translate
 from routing.gates import Demand
 
-_OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens")
 _IMAGE_PARTS: Final = frozenset({"image_url", "input_image", "image", "image_pil", "image_embeds"})
 _VIDEO_PARTS: Final = frozenset({"video_url", "input_video", "video"})
 
@@ -81,7 +86,7 @@ class ChatDialect(Dialect):
             {
                 "error": {
                     "message": failure.message,
-                    "type": _error_type(failure.status),
+                    "type": error_type(failure.status),
                     "param": failure.param,
                     "code": failure.code,
                 }
@@ -96,16 +101,6 @@ class ChatDialect(Dialect):
 CHAT: Final = ChatDialect()
 
 
-def _error_type(status: int) -> str:
-    if status == 401:
-        return "authentication_error"
-    if status == 403:
-        return "permission_error"
-    if status == 429:
-        return "rate_limit_error"
-    return "invalid_request_error" if status < 500 else "server_error"
-
-
 class ChatRequest(CallerRequest):
     """A chat completion request: an object with a model, at least one message, and well-typed limits."""
 
@@ -118,19 +113,16 @@ class ChatRequest(CallerRequest):
         self.body_bytes = len(body)
         fields, self._mark = read_object(body)
         self._fields = fields
-        alias = read(fields, "model", STRING, "a non-empty string")
-        if alias is None or not alias.strip():
-            raise bad_field("model", "a non-empty string")
-        self.alias = alias
+        self.alias = read_alias(fields)
         messages = read(fields, "messages", OBJECTS, "a non-empty array of objects")
         if not messages:
             raise bad_field("messages", "a non-empty array of objects")
         self._messages = messages
         self.stream = read(fields, "stream", BOOLEAN, "a boolean or null") or False
         read(fields, "stream_options", OBJECT, "an object or null")
-        limits = [limit for name in _OUTPUT_LIMITS if (limit := _read_limit(fields, name)) is not None]
+        limits = [limit for name in CHAT_LIMITS if (limit := read_limit(fields, name)) is not None]
         self.requested_output = max(limits, default=None)
-        self._tools = bool(_read_array(fields, "tools")) | bool(_read_array(fields, "functions"))
+        self._tools = bool(read_array(fields, "tools")) | bool(read_array(fields, "functions"))
 
     def demand(self, *, count_text: bool) -> Demand:
         """Text is the messages' contents and text parts; images and videos are parts of those kinds."""
@@ -153,30 +145,24 @@ class ChatRequest(CallerRequest):
         return Demand(text_bytes=text if count_text else 0, images=images, videos=videos, tools=self._tools)
 
     def prepare(self, target: Target, *, model: str) -> UpstreamCall:
-        """A pass-through call (see the module's text). Raises `RequestError` where the target has no chat."""
+        """A pass-through call (see the module's text), or one that speaks the target's own wire."""
         if target.dialect != "openai" and "chat" not in target.wires:
-            raise RequestError(
-                Failure(
-                    status=400,
-                    code="unsupported_endpoint",
-                    message="This model cannot be reached through chat completions.",
-                    param="model",
-                )
-            )
+            return self._translate(target, model)
         fields = dict(self._fields)
-        for name, value in target.extra_body_defaults.items():
-            if is_unset(fields, name):
-                fields[name] = value
-        fields.update(target.extra_body)
-        fields["model"] = Raw(encode(model))
-        if target.max_output_tokens is not None:
-            _cap_output(fields, target.max_output_tokens)
+        settle(fields, target, model=model, limits=CHAT_LIMITS)
         usage = _ask_for_usage(fields) if self.stream else ShowUsage.ALL
         return UpstreamCall(
             path="/chat/completions",
             body=join(fields, self._mark),
             translator=ChatPassThrough(alias=self.alias, stream=self.stream, usage=usage),
         )
+
+    def _translate(self, target: Target, model: str) -> UpstreamCall:
+        options = read(self._fields, "stream_options", OBJECT, "an object or null") or {}
+        usage = read(options, "include_usage", BOOLEAN, "a boolean or null") or False
+        conversation = read_chat(Fields.of_body(self._body))
+        teller = ChatTeller(dialect=CHAT, alias=self.alias, stream=self.stream, usage=usage)
+        return translate(conversation, target, model=model, teller=teller)
 
 
 class ShowUsage(Enum):
@@ -277,18 +263,6 @@ class _Tokens(msgspec.Struct):
 _tokens = msgspec.json.Decoder(_Tokens)
 
 
-def _read_limit(fields: Mapping[str, Raw], name: str) -> int | None:
-    expected = "a positive integer or null"
-    limit = read(fields, name, INTEGER, expected)
-    if limit is not None and limit < 1:
-        raise bad_field(name, expected)
-    return limit
-
-
-def _read_array(fields: Mapping[str, Raw], name: str) -> list[Raw] | None:
-    return read(fields, name, ARRAY, "an array or null")
-
-
 def _parts(message: Mapping[str, Raw]) -> Iterator[str | dict[str, str]]:
     """What a message's content consists of: texts, and objects with those of their fields that are strings.
 
@@ -307,24 +281,6 @@ def _parts(message: Mapping[str, Raw]) -> Iterator[str | dict[str, str]]:
                     name: STRING.decode(value) if bytes(value).startswith(b'"') else ""
                     for name, value in OBJECT.decode(part).items()
                 }
-
-
-def _cap_output(fields: dict[str, Raw], ceiling: int) -> None:
-    """Lower every output limit above ``ceiling``; where there is none, ``ceiling`` is the limit."""
-    limited = False
-    for name in _OUTPUT_LIMITS:
-        if is_unset(fields, name):
-            continue
-        limited = True
-        try:
-            above = INTEGER.decode(fields[name]) > ceiling
-        except UNREADABLE:
-            # Not the caller's (those were read): a value of the configuration that is no integer.
-            above = True
-        if above:
-            fields[name] = Raw(encode(ceiling))
-    if not limited:
-        fields["max_tokens"] = Raw(encode(ceiling))
 
 
 def _ask_for_usage(fields: dict[str, Raw]) -> ShowUsage:

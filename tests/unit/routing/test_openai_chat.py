@@ -283,11 +283,10 @@ def test_half_an_emoji_goes_as_it_came():
 
 
 @pytest.mark.parametrize("wires", [(), ("messages",)])
-def test_a_target_that_speaks_no_chat_is_refused(wires):
-    with pytest.raises(RequestError) as caught:
-        request().prepare(Target(dialect="anthropic", wires=wires), model="served")
+def test_a_target_that_speaks_no_chat_gets_its_own_wire(wires):
+    target = Target(dialect="anthropic", wires=wires)
 
-    assert caught.value.failure.status == 400
+    assert request().prepare(target, model="served").path == "/messages"
 
 
 def test_a_target_that_serves_chat_natively_is_not():

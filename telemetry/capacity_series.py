@@ -44,13 +44,13 @@ MEMBER_CEILING: Final = Series(
 PRESSURE: Final = Series(
     "anvil_router_replica_member_pressure_ppm",
     "gauge",
-    "Fresh upstream pressure of the member, in parts per million of its ceiling or of its KV cache.",
+    "Fresh upstream pressure of the member, in parts per million.",
     _MEMBER,
 )
 FRESHNESS: Final = Series(
     "anvil_router_replica_member_pressure_freshness",
     "gauge",
-    "How far the member's pressure can be believed: 1 on the class that holds.",
+    "1 on the freshness that the member's pressure has.",
     (*_MEMBER, "freshness"),
 )
 _MODEL_GAUGES: Final[Mapping[tuple[str, ...], Series]] = {
@@ -65,7 +65,7 @@ _MODEL_GAUGES: Final[Mapping[tuple[str, ...], Series]] = {
         (
             "live",
             "kv_cache_usage_fraction",
-        ): "Share of its KV cache in use, as a direct tier's engine says.",
+        ): "Share of the KV cache in use, of direct tiers' engines.",
     }.items()
 }
 CAPACITY_SERIES: Final = (
@@ -113,8 +113,13 @@ def _model_points(rows: list[Mapping[str, object]]) -> Iterator[Point]:
             value = _number(row, path)
             aliases, tier_id = row.get("aliases"), row.get("id")
             if value is not None and is_safe_id(tier_id) and type(aliases) is list:
-                for alias in filter(is_alias, aliases):
+                for alias in filter(_is_label, aliases):
                     yield Point(series, (alias, tier_id), value)
+
+
+def _is_label(alias: object) -> bool:
+    # The grammar of aliases admits every character of a URL; no label is one.
+    return is_alias(alias) and "://" not in alias
 
 
 @dataclass(frozen=True, slots=True)

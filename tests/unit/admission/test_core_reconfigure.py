@@ -65,6 +65,22 @@ def test_a_members_ceiling_below_its_running_count_only_stops_new_leases() -> No
 
 
 @pytest.mark.requirement("contract 1")
+def test_round_robin_keeps_to_a_lowered_ceiling_while_leases_come_back() -> None:
+    ledger = ledger_of(replicas({"a": 4, "b": 1}, "round_robin"))
+    only_a = ready("a", down=("b",))
+    leases = [ledger.acquire_member("primary", only_a) for _ in range(4)]
+    ledger.reconfigure([replicas({"a": 2, "b": 1}, "round_robin")])
+    for lease in leases[:2]:
+        assert lease is not None
+        lease.release()
+        assert ledger.acquire_member("primary", only_a) is None
+    assert leases[2] is not None
+    leases[2].release()
+    assert take(ledger, only_a) == "a"
+    assert counts(ledger) == (2, {"a": 2, "b": 0})
+
+
+@pytest.mark.requirement("contract 1")
 def test_a_raised_ceiling_opens_at_once() -> None:
     ledger = ledger_of(replicas({"a": 1, "b": 1}))
     assert [take(ledger, AB) for _ in range(3)] == ["a", "b", None]

@@ -140,9 +140,9 @@ class ApiKeyAdmin(ReadOnlyAdmin):
             try:
                 keys.revoke(owner(), row.pk, actor=request.user.get_username(), through=Through.CONSOLE)
             except Refused as refusal:
-                self.message_user(request, f"{row.name}: {refusal}", messages.ERROR)
+                self.message_user(request, f"The key {row.name}: {refusal}", messages.ERROR)
             else:
-                self.message_user(request, f"{row.name} is revoked.", messages.SUCCESS)
+                self.message_user(request, f"The key {row.name} is revoked.", messages.SUCCESS)
         return None
 
 

@@ -9,16 +9,21 @@ Rules of the loop: nothing in it blocks, one event costs one bounded read, an ex
 never the loop. A caller that takes its bytes slowly stops the reading of its own upstream and nobody else's.
 """
 
+import fcntl
 import logging
 import os
 import select
 import socket
+import struct
+import sys
+import termios
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -33,8 +38,9 @@ HIGH_WATER: Final = 256 * 1024
 
 LOW_WATER: Final = 32 * 1024
 
-WRITE_SILENCE: Final = 60.0
-"""Seconds without taking one byte after which a caller counts as gone."""
+WRITE_SILENCE: Final = 120.0
+"""Seconds without taking one byte after which a caller counts as gone. Taking shows in whole segments only,
+and on a loopback a reader of 1 KiB/s fills one in 64 seconds."""
 
 DRAIN_SECONDS: Final = 1.0
 """How long a finished upstream connection is watched for its last framing before it is closed."""
@@ -45,6 +51,8 @@ MAX_EVENTS: Final = 256
 _GONE: Final = select.EPOLLHUP | select.EPOLLERR | POLLRDHUP
 _SEND_FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+ABORTIVE: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER that makes a close a reset."""
 
 Done = Callable[[bool], None]
 """Called once, in the loop's thread, when both sockets are free: whether to keep the caller's open."""
@@ -66,7 +74,7 @@ class Flow:
 
     ``client`` stays in blocking mode: the loop reads nothing from it and writes with ``MSG_DONTWAIT``.
     ``chunked`` says whether the caller's HTTP version knows chunked framing; one that does not gets unframed
-    bytes, ended by the close of its connection.
+    bytes, ended by the close of its connection. Without a ``dispatch`` there is only ``rest`` left to send.
     """
 
     __slots__ = (
@@ -82,19 +90,21 @@ class Flow:
         "on_done",
         "paused",
         "stuck_since",
+        "unacknowledged",
         "unsent",
         "upstream_fd",
     )
 
     def __init__(
         self,
-        dispatch: Dispatch,
+        dispatch: Dispatch | None,
         client: socket.socket,
         *,
         chunked: bool,
         keep_alive: bool,
-        headers: tuple[tuple[str, str], ...],
         on_done: Done,
+        headers: tuple[tuple[str, str], ...] = (),
+        rest: bytes = b"",
     ) -> None:
         self.dispatch = dispatch
         self.client = client
@@ -102,14 +112,20 @@ class Flow:
         self.client_mask = 0
         self.upstream_fd = -1
         self.chunked = chunked
-        self.keep_alive = keep_alive and chunked
+        self.keep_alive = keep_alive
         self.headers = headers
         self.head_sent = False
         self.on_done = on_done
-        self.unsent: deque[bytes] = deque()
-        self.backlog = 0
+        self.unsent: deque[bytes] = deque([rest] if rest else [])
+        self.backlog = len(rest)
         self.paused = False
         self.stuck_since = 0.0
+        self.unacknowledged = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will come any more that is to be sent."""
+        return self.dispatch is None or self.dispatch.over
 
 
 class RelayLoop:
@@ -137,7 +153,11 @@ class RelayLoop:
     def add(self, flow: Flow) -> None:
         """Hand over a flow whose request has been sent; ``flow.on_done`` gives its sockets back."""
         self._start()
-        self._call(lambda: self._begin(flow))
+        self._call(partial(self._begin, flow))
+
+    def deliver(self, client: socket.socket, rest: bytes, *, keep_alive: bool, on_done: Done) -> None:
+        """Send the rest of an answer as the caller takes it, so that no thread has to wait for that."""
+        self.add(Flow(None, client, chunked=False, keep_alive=keep_alive, on_done=on_done, rest=rest))
 
     def end_all(self) -> None:
         """End every running exchange with an error its caller can read: the server is stopping."""
@@ -152,16 +172,21 @@ class RelayLoop:
         thread.join(timeout)
 
     def stats(self) -> LoopStats:
-        """A reading for metrics and the watchdog; resets the slowest turn."""
+        """A reading for metrics; resets the slowest turn."""
         slowest, self._slowest = self._slowest, 0.0
-        began = self._turn_began
         return LoopStats(
             flows=len(self._flows),
             buffered_bytes=sum(flow.backlog for flow in tuple(self._flows)),
             turns=self._turns,
             slowest_turn_seconds=slowest,
-            stalled_seconds=self._monotonic() - began if began else 0.0,
+            stalled_seconds=self.stalled_seconds,
         )
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long the turn that is under way has been at work; next to nothing while the loop turns."""
+        began = self._turn_began
+        return self._monotonic() - began if began else 0.0
 
     def _call(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -216,8 +241,12 @@ class RelayLoop:
         entry = self._draining.get(fd)
         if entry is not None:
             dispatch = entry[0]
-            dispatch.on_readable()
-            if not dispatch.exchange.drainable:
+            try:
+                dispatch.on_readable()
+            except Exception:
+                logger.exception("a finished upstream connection could not be read on")
+                dispatch.close()
+            if not dispatch.exchange.drainable or dispatch.connection is None:
                 self._end_draining(fd, dispatch)
 
     def _run_commands(self) -> None:
@@ -228,14 +257,18 @@ class RelayLoop:
                 logger.exception("a command of the relay loop failed")
 
     def _begin(self, flow: Flow) -> None:
-        connection = flow.dispatch.connection
         self._flows.add(flow)
         try:
             flow.client_mask = POLLRDHUP
             self._epoll.register(flow.client_fd, POLLRDHUP)
             self._by_fd[flow.client_fd] = flow
-            if connection is None or flow.dispatch.over:
-                self._emit(flow, b"")
+            dispatch = flow.dispatch
+            if dispatch is None:
+                self._flush(flow)
+                return
+            connection = dispatch.connection
+            if connection is None or dispatch.over:
+                self._emit(flow, dispatch, b"")
                 return
             flow.upstream_fd = connection.fileno()
             self._epoll.register(flow.upstream_fd, select.EPOLLIN)
@@ -248,49 +281,82 @@ class RelayLoop:
 
     def _on_upstream(self, flow: Flow) -> None:
         dispatch = flow.dispatch
+        if dispatch is None:
+            return
         body = dispatch.on_readable()
         connection = dispatch.connection
         while connection is not None and connection.pending and not dispatch.over:
             # Decrypted bytes inside the TLS layer raise no event.
             body += dispatch.on_readable()
         if body or dispatch.over or (dispatch.head is not None and not flow.head_sent):
-            self._emit(flow, body)
+            self._emit(flow, dispatch, body)
 
     def _on_client(self, flow: Flow, mask: int) -> None:
         if mask & _GONE:
-            flow.dispatch.on_caller_gone()
-            self._finish(flow, keep=False)
+            self._abandon(flow)
         elif mask & select.EPOLLOUT:
             self._flush(flow)
 
-    def _emit(self, flow: Flow, body: bytes) -> None:
-        """Queue what is to be sent now, framed, and send as much as the caller takes."""
-        dispatch = flow.dispatch
-        head = dispatch.head
+    def _emit(self, flow: Flow, dispatch: Dispatch, body: bytes) -> None:
+        """Queue what is to be sent now, framed, and send as much as the caller takes.
+
+        Called once, and for the last time, when the exchange is over.
+        """
+        exchange, head = dispatch.exchange, dispatch.head
+        if dispatch.over:
+            self._let_go(flow, dispatch)
+        if exchange.close_client:
+            flow.keep_alive = False
         data = body
         if not flow.head_sent:
             if head is None:
                 # Over without a word for the caller: it left.
-                self._finish(flow, keep=False)
+                self._finish(flow)
                 return
             flow.head_sent = True
             flow.chunked = flow.chunked and head.streaming
             if head.streaming and not flow.chunked:
                 flow.keep_alive = False
-            keep = flow.keep_alive and not dispatch.exchange.close_client
             data = render_head(
-                head.status, (*head.headers, *flow.headers), chunked=flow.chunked, keep_alive=keep
+                head.status,
+                (*head.headers, *flow.headers),
+                chunked=flow.chunked,
+                keep_alive=flow.keep_alive,
             )
             if body:
                 data += frame(body) if flow.chunked else body
         elif body and flow.chunked:
             data = frame(body)
-        if dispatch.over and flow.chunked and not dispatch.exchange.truncated:
-            data += _LAST_CHUNK
+        if dispatch.over:
+            if exchange.truncated:
+                self._break_off(flow)
+            elif flow.chunked:
+                data += _LAST_CHUNK
         if data:
             flow.unsent.append(data)
             flow.backlog += len(data)
         self._flush(flow)
+
+    def _break_off(self, flow: Flow) -> None:
+        """The answer broke off where only its framing can say so: unframed, no orderly close may end it."""
+        flow.keep_alive = False
+        if not flow.chunked:
+            flow.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORTIVE)
+
+    def _let_go(self, flow: Flow, dispatch: Dispatch) -> None:
+        """The exchange is over: its connection is pooled or closed now, however long its caller still reads.
+
+        One that would be usable after its last framing is watched for that a moment longer.
+        """
+        self._unwatch(flow.upstream_fd)
+        flow.upstream_fd = -1
+        connection = dispatch.connection
+        if connection is not None and dispatch.exchange.drainable:
+            fd = connection.fileno()
+            self._draining[fd] = (dispatch, self._monotonic() + DRAIN_SECONDS)
+            self._epoll.register(fd, select.EPOLLIN)
+        else:
+            dispatch.finish()
 
     def _flush(self, flow: Flow) -> None:
         while flow.unsent:
@@ -300,8 +366,7 @@ class RelayLoop:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                flow.dispatch.on_caller_gone()
-                self._finish(flow, keep=False)
+                self._abandon(flow)
                 return
             flow.backlog -= sent
             if sent:
@@ -313,61 +378,72 @@ class RelayLoop:
         if flow.unsent:
             if not flow.stuck_since:
                 flow.stuck_since = self._monotonic()
+                flow.unacknowledged = unacknowledged(flow.client)
             self._watch_client(flow, POLLRDHUP | select.EPOLLOUT)
-        elif flow.dispatch.over:
-            self._finish(flow, keep=flow.keep_alive and not flow.dispatch.exchange.close_client)
+        elif flow.over:
+            self._finish(flow)
             return
         else:
             self._watch_client(flow, POLLRDHUP)
         self._balance(flow)
 
     def _balance(self, flow: Flow) -> None:
-        """Stop reading the upstream of a caller that lags, go on when it has caught up."""
-        if flow.upstream_fd < 0 or flow.dispatch.over:
+        """Stop reading the upstream of a caller that lags, go on when it has caught up.
+
+        A paused upstream is not watched at all: its end would be told at every turn until somebody reads.
+        """
+        dispatch = flow.dispatch
+        if dispatch is None or flow.upstream_fd < 0:
             return
         if not flow.paused and flow.backlog > HIGH_WATER:
             flow.paused = True
-            self._epoll.modify(flow.upstream_fd, 0)
+            self._unwatch(flow.upstream_fd)
         elif flow.paused and flow.backlog < LOW_WATER:
             flow.paused = False
-            flow.dispatch.restart_silence()
-            self._epoll.modify(flow.upstream_fd, select.EPOLLIN)
+            dispatch.restart_silence()
+            self._by_fd[flow.upstream_fd] = flow
+            self._epoll.register(flow.upstream_fd, select.EPOLLIN)
 
     def _watch_client(self, flow: Flow, mask: int) -> None:
         if flow.client_mask != mask:
             flow.client_mask = mask
             self._epoll.modify(flow.client_fd, mask)
 
-    def _finish(self, flow: Flow, *, keep: bool) -> None:
-        """Everything is out, or nobody is there: give both sockets back."""
+    def _unwatch(self, fd: int) -> None:
+        if self._by_fd.pop(fd, None) is not None:
+            try:
+                self._epoll.unregister(fd)
+            except OSError:
+                pass
+
+    def _finish(self, flow: Flow) -> None:
+        """Everything is out, and the exchange over: give the caller's socket back."""
         self._forget(flow)
-        dispatch = flow.dispatch
-        connection = dispatch.connection
-        if connection is not None and dispatch.exchange.drainable:
-            self._draining[connection.fileno()] = (dispatch, self._monotonic() + DRAIN_SECONDS)
-            self._epoll.register(connection.fileno(), select.EPOLLIN)
-        else:
-            dispatch.finish()
-        flow.on_done(keep)
+        flow.on_done(flow.keep_alive)
+
+    def _abandon(self, flow: Flow) -> None:
+        """The caller is gone. An exchange that is over has let its connection go; any other ends here."""
+        self._forget(flow)
+        if flow.dispatch is not None and not flow.dispatch.over:
+            flow.dispatch.on_caller_gone()
+        flow.on_done(False)
 
     def _drop(self, flow: Flow) -> None:
         """The last resort: nothing of the flow stays behind, whatever state it is in."""
         if flow not in self._flows:
             return
+        held = flow.upstream_fd >= 0 or not flow.over
         self._forget(flow)
         try:
-            flow.dispatch.close()
+            if held and flow.dispatch is not None:
+                flow.dispatch.close()
         finally:
             flow.on_done(False)
 
     def _forget(self, flow: Flow) -> None:
         self._flows.discard(flow)
-        for fd in (flow.client_fd, flow.upstream_fd):
-            if self._by_fd.pop(fd, None) is not None:
-                try:
-                    self._epoll.unregister(fd)
-                except OSError:
-                    pass
+        self._unwatch(flow.client_fd)
+        self._unwatch(flow.upstream_fd)
         flow.unsent.clear()
         flow.backlog = 0
 
@@ -381,12 +457,17 @@ class RelayLoop:
 
     def _sweep(self, now: float) -> None:
         for flow in tuple(self._flows):
+            dispatch = flow.dispatch
             try:
                 if flow.stuck_since and now - flow.stuck_since > WRITE_SILENCE:
-                    flow.dispatch.on_caller_gone()
-                    self._finish(flow, keep=False)
-                elif not flow.paused and not flow.dispatch.over and now >= flow.dispatch.deadline:
-                    self._emit(flow, flow.dispatch.on_timeout())
+                    self._judge_stuck(flow, now)
+                elif (
+                    dispatch is not None
+                    and not flow.paused
+                    and not dispatch.over
+                    and now >= dispatch.deadline
+                ):
+                    self._emit(flow, dispatch, dispatch.on_timeout())
             except Exception:
                 logger.exception("a stream failed at its deadline")
                 self._drop(flow)
@@ -394,10 +475,24 @@ class RelayLoop:
             if now >= deadline:
                 self._end_draining(fd, dispatch)
 
+    def _judge_stuck(self, flow: Flow, now: float) -> None:
+        """A caller that takes a little now and then frees no room for more by that for a long time."""
+        left = unacknowledged(flow.client)
+        if left < flow.unacknowledged:
+            flow.stuck_since, flow.unacknowledged = now, left
+        else:
+            self._abandon(flow)
+
     def _end_flows(self) -> None:
         for flow in tuple(self._flows):
-            if not flow.dispatch.over:
-                self._emit(flow, flow.dispatch.fail(Fault.STOPPING))
+            dispatch = flow.dispatch
+            if dispatch is None or dispatch.over:
+                continue
+            try:
+                self._emit(flow, dispatch, dispatch.fail(Fault.STOPPING))
+            except Exception:
+                logger.exception("a stream could not be ended")
+                self._drop(flow)
 
     def _halt(self) -> None:
         self._end_flows()
@@ -406,6 +501,11 @@ class RelayLoop:
         for fd, (dispatch, _) in tuple(self._draining.items()):
             self._end_draining(fd, dispatch)
         self._stopping = True
+
+
+def unacknowledged(sock: socket.socket) -> int:
+    """Bytes that were sent and that the peer has not taken yet."""
+    return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def frame(body: bytes) -> bytes:

@@ -9,6 +9,7 @@ The blocking driver here serves one dispatch from the calling thread. `routing.l
 hundred from one thread.
 """
 
+import errno
 import os
 import select
 import socket
@@ -276,8 +277,8 @@ class BlockingDriver:
 class StreamBody:
     """The body of a streamed answer as WSGI iterates it; ``close`` works on one that never was iterated.
 
-    ``on_close(close_client)`` is called once after the server is done with the body, so that the caller's
-    connection can be closed where an error ended the stream.
+    An answer that must be left without its proper end raises ConnectionResetError instead of stopping: the
+    server then breaks off, too. ``on_close`` is called once, after the server is done with the body.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class StreamBody:
         dispatch: Dispatch,
         driver: BlockingDriver,
         first: bytes,
-        on_close: Callable[[bool], None],
+        on_close: Callable[[], None],
     ) -> None:
         self._dispatch = dispatch
         self._driver = driver
@@ -305,6 +306,8 @@ class StreamBody:
             body = self._driver.step()
             if body:
                 return body
+        if dispatch.exchange.truncated:
+            raise ConnectionResetError(errno.ECONNRESET, "the answer broke off")
         raise StopIteration
 
     def close(self) -> None:
@@ -314,4 +317,4 @@ class StreamBody:
         if self._dispatch.over:
             self._dispatch.finish(linger=LINGER)
         self._dispatch.close()
-        self._on_close(self._dispatch.exchange.close_client)
+        self._on_close()

@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -139,12 +140,12 @@ class Connection:
             view = view[sent:]
 
     def close(self) -> None:
-        """Close without waiting; harmless when closed. Shutting down first ends a concurrent read, too."""
-        try:
-            self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self.sock.close()
+        """Close without waiting; never raises. Shutting down first ends a concurrent read, too."""
+        for step in (partial(self.sock.shutdown, socket.SHUT_RDWR), self.sock.close):
+            try:
+                step()
+            except OSError:
+                pass
 
     def is_idle(self) -> bool:
         """Whether the server has neither closed this connection nor sent anything on it."""
@@ -308,20 +309,27 @@ def _connect_address(
 def _handshake(
     sock: socket.socket, host: str, deadline: float, caller: socket.socket | None
 ) -> ssl.SSLSocket:
-    context = ssl.create_default_context()
-    tls = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
-    while True:
-        try:
-            tls.do_handshake()
-        except ssl.SSLWantReadError:
-            wait_ready(tls, deadline - time.monotonic(), caller, ConnectFailure, select.POLLIN)
-        except ssl.SSLWantWriteError:
-            wait_ready(tls, deadline - time.monotonic(), caller, ConnectFailure)
-        except OSError as error:
-            tls.close()
-            raise ConnectFailure(failure_kind(error)) from None
-        else:
-            return tls
+    tls = _tls_context().wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+    try:
+        while True:
+            try:
+                tls.do_handshake()
+            except ssl.SSLWantReadError:
+                wait_ready(tls, deadline - time.monotonic(), caller, ConnectFailure, select.POLLIN)
+            except ssl.SSLWantWriteError:
+                wait_ready(tls, deadline - time.monotonic(), caller, ConnectFailure)
+            else:
+                return tls
+    except BaseException:
+        # The plain socket gave its descriptor away when it was wrapped.
+        tls.close()
+        raise
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """The process's own: reading the certificate authorities takes many times as long as a handshake."""
+    return ssl.create_default_context()
 
 
 Address = tuple[socket.AddressFamily, tuple[str, int]]

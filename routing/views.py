@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,9 +20,9 @@ from admission.identifiers import is_correlation_id
 from routing.access import Principal, Scope, presented_secret
 from routing.dialects import DIALECTS
 from routing.dialects.base import JSON, Dialect, Failure
-from routing.exchange import Head
+from routing.exchange import Exchange, Head
 from routing.gateway import Caller, Refused, Reply, reply
-from routing.loop import status_phrase
+from routing.loop import ABORTIVE, status_phrase
 from routing.projections import model_card, model_list
 from routing.relay import BlockingDriver, Dispatch, StreamBody
 
@@ -270,7 +271,7 @@ class _Visit:
             head = dispatch.head
             if head is not None and head.streaming:
                 start_response(_status(head.status), [*head.headers, *self._own_headers(dispatch)])
-                return StreamBody(dispatch, driver, first, self._closed)
+                return StreamBody(dispatch, driver, first, partial(self._closed, dispatch.exchange))
             body = first + driver.run_to_end()
             dispatch.finish(linger=0.0)
         except BaseException:
@@ -294,15 +295,21 @@ class _Visit:
     def _own_headers(self, dispatch: Dispatch) -> list[tuple[str, str]]:
         return [("X-Request-Id", self._request_id), *dispatch.headers]
 
-    def _closed(self, close_client: bool) -> None:
+    def _closed(self, exchange: Exchange) -> None:
         self.leave()
         sock: socket.socket | None = self._environ.get("gunicorn.socket")
-        if close_client and sock is not None:
-            # gunicorn keeps a connection alive whatever the application's headers say.
-            try:
+        if sock is None or not exchange.close_client:
+            return
+        try:
+            if exchange.truncated:
+                # An orderly close would pass for the proper end where the answer has no framing.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORTIVE)
+                sock.close()
+            else:
+                # gunicorn keeps a connection alive whatever the application's headers say.
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        except OSError:
+            pass
 
     def leave(self) -> None:
         """Give back the key's place and the front door's; idempotent."""

@@ -1,17 +1,18 @@
 """gunicorn's configuration: one worker, and a refusal of everything that would make a second ledger.
 
-``GUNICORN_CMD_ARGS`` and ``WEB_CONCURRENCY`` override this file after it is read, so the rules are checked on
-the final settings, in ``on_starting``, before a socket is open or a worker forked.
+The command line and ``GUNICORN_CMD_ARGS`` override this file after it is read, so the rules are checked on
+the final settings, in the first hook that sees them: before a socket is open, a worker forked, or the
+application loaded where somebody asked to preload it.
 """
 
 import logging
-import mmap
 import os
 import resource
 from typing import TYPE_CHECKING, Final
 
 from gunicorn.errors import HaltServer
 
+from anvil_site import reloads
 from routing.access import is_loopback_bind
 
 if TYPE_CHECKING:
@@ -39,7 +40,13 @@ accesslog = None
 errorlog = "-"
 proc_name = "anvil"
 
+# The worker has checked heads before gunicorn's own parser sees them, and sends files itself.
+limit_request_line = 0
+limit_request_field_size = 65_536
+sendfile = False
+
 REFUSED_TO_START: Final = 2
+_log = logging.getLogger("gunicorn.error")
 _ONE_LEDGER = "the admission ledger lives in one process"
 
 
@@ -54,12 +61,20 @@ def refusals(cfg: "Config") -> list[str]:
             "ANVIL_AUTH=off needs a loopback address to listen on",
         ),
         (cfg.workers != 1, f"workers must be 1: {_ONE_LEDGER}"),
+        (
+            os.environ.get("WEB_CONCURRENCY", "1") != "1",
+            f"WEB_CONCURRENCY must be 1 or unset: {_ONE_LEDGER}",
+        ),
+        (cfg.settings["worker_class"].get() != worker_class, f"worker_class must be {worker_class}"),
+        (cfg.threads != threads, "threads must be left alone: ANVIL_MAX_CONCURRENCY sets them"),
         (bool(cfg.preload_app), f"preload_app must be off: {_ONE_LEDGER}"),
         (cfg.max_requests != 0, "max_requests must be 0: a recycled worker would cut its streams"),
         (bool(cfg.reload), "reload must be off: a reload would cut every stream"),
         (not cfg.control_socket_disable, "the control socket must be off: it can add workers"),
         (cfg.is_ssl, "certfile and keyfile are refused: TLS is the reverse proxy's"),
         ("h2" in cfg.http_protocols, "HTTP/2 must be off"),
+        (cfg.proxy_protocol != "off", "proxy_protocol must be off: the worker reads heads itself"),
+        (cfg.protocol != "http", "protocol must be http: the worker reads heads itself"),
         (cfg.reuse_port, "reuse_port must be off: a second process would take connections unseen"),
     ]
     return [message for broken, message in rules if broken]
@@ -68,26 +83,33 @@ def refusals(cfg: "Config") -> list[str]:
 DESCRIPTORS_BESIDE_CONNECTIONS: Final = 512
 """Database, logs, pipes, probes, and upstream connections that are idle in the pool."""
 
-# Shared with every worker that is forked: how many reloads there have been.
-_reloads = mmap.mmap(-1, 8)
-
 
 def descriptors_needed(cfg: "Config") -> int:
     """Descriptors at the cap: one a caller's connection, and one more a place for its upstream."""
     return int(cfg.worker_connections) + int(cfg.threads) + DESCRIPTORS_BESIDE_CONNECTIONS
 
 
-def on_starting(server: "Arbiter") -> None:
-    """Refuse unsafe settings, and answer the signals that would fork a second worker with a log line."""
+def nworkers_changed(server: "Arbiter", new: int, old: int | None) -> None:
+    """Refuse unsafe settings. The first of all hooks at a start, and called again by every reload."""
     faults = refusals(server.cfg)
     needed = descriptors_needed(server.cfg)
     if not _raise_descriptor_limit(needed):
         faults.append(f"ANVIL_MAX_CONCURRENCY needs {needed} descriptors and RLIMIT_NOFILE allows fewer")
-    if faults:
-        raise HaltServer("refusing to start: " + "; ".join(faults), REFUSED_TO_START)
+    if not faults:
+        return
+    reason = "refusing to start: " + "; ".join(faults)
+    if old is None:
+        # Nothing runs yet that would have to be stopped.
+        _log.error(reason)
+        raise SystemExit(REFUSED_TO_START)
+    raise HaltServer(reason, REFUSED_TO_START)
+
+
+def on_starting(server: "Arbiter") -> None:
+    """Answer the signals that would fork a second worker with a log line."""
 
     def refuse(name: str) -> None:
-        logging.getLogger("gunicorn.error").warning("SIG%s is ignored: %s", name.upper(), _ONE_LEDGER)
+        _log.warning("SIG%s is ignored: %s", name.upper(), _ONE_LEDGER)
 
     for name in ("ttin", "ttou", "usr2"):
         setattr(server, f"handle_{name}", lambda name=name: refuse(name))
@@ -104,12 +126,7 @@ def _raise_descriptor_limit(needed: int) -> bool:
 
 def on_reload(server: "Arbiter") -> None:
     """Tell the worker that is about to be replaced: it leaves new connections to its successor."""
-    _reloads[:8] = (reload_generation() + 1).to_bytes(8, "little")
-
-
-def reload_generation() -> int:
-    """How many reloads the master has begun."""
-    return int.from_bytes(_reloads[:8], "little")
+    reloads.begin()
 
 
 def runtime() -> "Runtime":

@@ -8,6 +8,7 @@ in front may have read it otherwise.
 import re
 from dataclasses import dataclass
 from typing import Final, Literal
+from urllib.parse import unquote_to_bytes
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_FIELDS: Final = 100
@@ -17,6 +18,7 @@ _HEAD = re.compile(
     rb"([A-Z]{3,16}) (/[!-~]*) HTTP/1\.([01])\r\n"
     rb"((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)*)"
 )
+_HOPELESS = re.compile(rb"\A[^A-Z\r]|(?<!\r)\n|\r[^\n]")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 
@@ -27,7 +29,7 @@ _SINGLE: Final = frozenset({"host", "content-length", "transfer-encoding", "auth
 class BadRequest(ValueError):
     """The bytes are not a request that may be served; ``status`` says why, the text names nothing of it."""
 
-    def __init__(self, status: Literal[400, 411, 417, 431, 501, 505]) -> None:
+    def __init__(self, status: Literal[400, 417, 431, 501]) -> None:
         super().__init__(status)
         self.status = status
 
@@ -49,8 +51,21 @@ class RequestHead:
     fields: tuple[tuple[str, str], ...]
 
     @property
+    def decoded_path(self) -> str:
+        """The path as WSGI's PATH_INFO has it."""
+        return unquote_to_bytes(self.path).decode("latin-1") if "%" in self.path else self.path
+
+    @property
     def target(self) -> str:
         return f"{self.path}?{self.query}" if self.query else self.path
+
+
+def cannot_become_head(beginning: bytes | bytearray) -> bool:
+    """Whether no further bytes can make a head of ``beginning``, in which no blank line has come yet.
+
+    Who sends line feeds alone, or speaks another protocol, need not wait for a deadline to hear of it.
+    """
+    return _HOPELESS.search(beginning) is not None
 
 
 def parse_head(data: bytes) -> RequestHead:

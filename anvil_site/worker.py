@@ -4,7 +4,8 @@ gthread hands a thread to whoever has sent one byte, so half-sent heads and idle
 them. Here one poller reads every connection until its request is complete, head and body, against deadlines
 and a byte budget, and only then gives it a thread: one of the data plane's, or one of the few that serve
 people and management and stay free while every place of the data plane is taken. Health answers come from
-the poller itself. Streamed answers leave their thread for the relay loop and come back when they are over.
+the poller itself. Streamed answers leave their thread for the relay loop and come back when they are over,
+and so does what a caller is slow to read of any other answer.
 
 What it leans on in gunicorn, and tests hold: ``ThreadWorker``'s constructor, ``PollableMethodQueue``,
 ``TConn`` with a parser whose unreader can be filled, ``handle_request``, and ``handle_exit`` as SIGTERM's
@@ -22,15 +23,26 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BytesIO
-from typing import Any, Final, Literal
-from urllib.parse import unquote_to_bytes
+from types import SimpleNamespace
+from typing import Any, Final, Literal, NoReturn
 
 from gunicorn import http, util
+from gunicorn.http.errors import ParseException
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from anvil_site import gunicorn as process
-from anvil_site.incoming import MAX_HEAD_BYTES, BadRequest, ChunkedBody, RequestHead, parse_head
+from anvil_site import reloads
+from anvil_site.incoming import (
+    MAX_HEAD_BYTES,
+    BadRequest,
+    ChunkedBody,
+    RequestHead,
+    cannot_become_head,
+    parse_head,
+)
+from anvil_site.outlet import Outlet
 from routing.dialects.base import Failure
+from routing.gateway import Refused
 from routing.loop import Flow, RelayLoop, render_head
 from routing.views import BODY_TOO_LARGE, CAN_DETACH, RETRY_SOON, SERVER_BUSY, DataPlane, Detached
 from telemetry.evidence import ExecutorReading
@@ -48,16 +60,61 @@ LINGER_SECONDS: Final = 2.0
 END_MARGIN: Final = 3.0
 """Seconds before the grace time's end at which exchanges that still run end in an error."""
 
+EXIT_MARGIN: Final = 1.5
+"""Seconds before the grace time's end at which the process leaves, so that its master need not kill it."""
+
 SWEEP_SECONDS: Final = 0.25
 ACCEPT_PAUSE: Final = 0.1
+STALL_SECONDS: Final = 5.0
+"""A turn of the relay loop that takes longer is told of."""
+
+TELL_AGAIN: Final = 5.0
 MANAGEMENT_THREADS: Final = 24
+MANAGEMENT_BODY_BYTES: Final = 16 * 1024 * 1024
+"""Bound of one body that is not the data plane's: three documents of 1 MiB, however encoded, fit twice."""
+
+MANAGEMENT_BUDGET: Final = 64 * 1024 * 1024
+"""Bytes that all those bodies may take together. The data plane's do not count, nor these there."""
+
+FREE_REST: Final = 64 * 1024
+"""So much of an answer is kept for a slow reader in any case: the number of connections bounds it."""
+
 READ_SIZE: Final = 262_144
 
 _READ_ONCE: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 _SEND_TIMEOUT: Final = struct.pack("ll", int(WRITE_SILENCE), 0)
+_DONT_WAIT: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
+INTERNAL: Final = Failure(status=500, code="internal_error", message="The request could not be served.")
+
 State = Literal["idle", "head", "body", "busy", "linger"]
+"""What a connection waits for: a request to begin, its head, its body, its answer, or its own end."""
+
+
+class Budget:
+    """Bytes that may be held at once. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._held = 0
+        self._lock = threading.Lock()
+
+    @property
+    def held(self) -> int:
+        return self._held
+
+    def take(self, size: int) -> bool:
+        """Whether ``size`` bytes more may be held; they are to be given back then."""
+        with self._lock:
+            if self._held + size > self.limit:
+                return False
+            self._held += size
+            return True
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._held -= size
 
 
 class Connection(TConn):
@@ -66,6 +123,8 @@ class Connection(TConn):
     The socket stays in blocking mode for its whole life: the poller reads it with MSG_DONTWAIT, the relay
     loop writes it with MSG_DONTWAIT, and a thread's writes are bounded by SO_SNDTIMEO. Nobody ever finds it
     in a mode that somebody else left it in.
+
+    ``since`` is when it began to wait for what it waits for; progress within a request does not move it.
     """
 
     def __init__(self, cfg: Any, sock: socket.socket, client: Any, server: Any, now: float) -> None:
@@ -76,10 +135,12 @@ class Connection(TConn):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.fd: int = sock.fileno()
         self.state: State = "head"
+        self.since = now
         self.deadline = now + HEAD_SECONDS
         self.buffer = bytearray()
         self.head: RequestHead | None = None
         self.chunks: ChunkedBody | None = None
+        self.budget: Budget | None = None
         self.charged = 0
         self.close_after = False
 
@@ -93,20 +154,25 @@ class AnvilWorker(ThreadWorker):
         self._epoll: select.epoll
         self._listening = False
         self._accept_again = 0.0
+        self._pause_told = float("-inf")
+        self._stall_told = float("-inf")
         self._next_sweep = 0.0
-        self._body_bytes = 0
-        self._budget_lock = threading.Lock()
-        self._reload_generation = process.reload_generation()
+        self._bodies: Budget
+        self._management_bodies = Budget(MANAGEMENT_BUDGET)
+        self._reload_generation = reloads.generation()
         self._term_received = False
+        self._quit_received = False
         self._drain_deadline: float | None = None
         self._exit_deadline = 0.0
         self.plane: DataPlane
-        self.loop = RelayLoop()
+        self.loop: RelayLoop
 
     # Life of the process -----------------------------------------------------------------------------------
 
     def init_process(self) -> None:
+        # Not before the fork: the master would keep a descriptor of each for every worker it ever made.
         self._epoll = select.epoll()
+        self.loop = RelayLoop()
         self.management = ThreadPoolExecutor(MANAGEMENT_THREADS, thread_name_prefix="anvil-management")
         super().init_process()
 
@@ -120,12 +186,14 @@ class AnvilWorker(ThreadWorker):
         backlog meanwhile, and no ceiling is ever counted twice.
         """
         runtime = process.runtime()
-        while runtime.predecessor_owns_ledger() and self.alive:
+        while runtime.predecessor_owns_ledger():
+            if self._term_received:
+                self._end_process()
             self.notify()
             time.sleep(0.05)
         super().load_wsgi()
         self.plane = runtime.data_plane()
-        self._budget = runtime.body_budget
+        self._bodies = Budget(runtime.body_budget)
         self._max_body = runtime.max_body_bytes
         self._router = runtime.router
         server = runtime.evidence.server
@@ -140,14 +208,27 @@ class AnvilWorker(ThreadWorker):
         self._term_received = True
         self.method_queue.defer(lambda: None)
 
+    def handle_quit(self, sig: int, frame: object) -> None:
+        """SIGQUIT, SIGINT: what runs ends in an error now, and the process with it."""
+        if not self.booted:
+            self._end_process()
+        self._quit_received = True
+        self.handle_exit(sig, frame)
+
+    def _end_process(self) -> NoReturn:
+        raise SystemExit(0)
+
     def run(self) -> None:
         self._epoll.register(self.method_queue.fileno() or -1, select.EPOLLIN)
         self._listen(True)
         while self.alive:
             self.notify()
             self._turn(1.0 if self._drain_deadline is None else 0.1)
-            if self._term_received and self._drain_deadline is None:
-                self._begin_drain(keep_listening=process.reload_generation() == self._reload_generation)
+            if self._quit_received:
+                self._end_exchanges()
+                self.alive = False
+            elif self._term_received and self._drain_deadline is None:
+                self._begin_drain(keep_listening=reloads.generation() == self._reload_generation)
             elif self._drain_deadline is None and not self.is_parent_alive():
                 # Nobody will restart us: leave the port to the next master, let streams go on.
                 self._begin_drain(keep_listening=False)
@@ -158,11 +239,11 @@ class AnvilWorker(ThreadWorker):
     def _begin_drain(self, *, keep_listening: bool) -> None:
         now = time.monotonic()
         self._drain_deadline = now + max(0.0, self.cfg.graceful_timeout - END_MARGIN)
-        self._exit_deadline = now + self.cfg.graceful_timeout
+        self._exit_deadline = now + max(0.0, self.cfg.graceful_timeout - EXIT_MARGIN)
         self._router.draining = True
         logger.info("draining: %d requests are running", self.plane.places.taken)
         if not keep_listening:
-            self._listen(False)
+            self._leave_port()
         for connection in tuple(self._connections.values()):
             if connection.state == "idle":
                 self._close(connection)
@@ -174,24 +255,37 @@ class AnvilWorker(ThreadWorker):
         now = time.monotonic()
         if self._drain_deadline is not None and now >= self._drain_deadline:
             logger.warning("grace time is over: ending what still runs")
-            self._drain_deadline = self._exit_deadline
-            self._router.stopping.set()
-            self.loop.end_all()
+            self._drain_deadline = float("inf")
+            self._end_exchanges()
         return now >= self._exit_deadline
+
+    def _end_exchanges(self) -> None:
+        self._router.stopping.set()
+        self.loop.end_all()
+
+    def _leave_port(self) -> None:
+        """Close our side of the listening sockets. One that nobody else holds frees its address by that."""
+        self._listen(False)
+        listeners, self.sockets = self.sockets, []
+        for listener in listeners:
+            listener.close()
 
     def _leave(self) -> None:
         """What gunicorn's own handler does at last, for our connections."""
-        self._listen(False)
+        self._leave_port()
         self.loop.stop()
         for connection in tuple(self._connections.values()):
+            try:
+                # Wakes a thread that waits for this caller; closing alone would not.
+                connection.sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
             self._close(connection)
-        self.tpool.shutdown(wait=False)
-        self.management.shutdown(wait=False)
+        self.tpool.shutdown(wait=False, cancel_futures=True)
+        self.management.shutdown(wait=False, cancel_futures=True)
         process.runtime().stop()
         self._epoll.close()
         self.method_queue.close()
-        for listener in self.sockets:
-            listener.close()
 
     # The poller --------------------------------------------------------------------------------------------
 
@@ -240,29 +334,40 @@ class AnvilWorker(ThreadWorker):
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno in _OUT_OF_DESCRIPTORS:
-                    self._pause_accepting("no descriptor is free")
-                    return
-                raise
+                if error.errno not in _OUT_OF_DESCRIPTORS:
+                    raise
+                if self._evict():
+                    continue
+                self._pause_accepting("no descriptor is free")
+                return
             connection = Connection(self.cfg, sock, client, listener.getsockname(), time.monotonic())
             self._connections[connection.fd] = connection
             self._epoll.register(connection.fd, _READ_ONCE)
 
     def _pause_accepting(self, why: str) -> None:
         """New connections wait in the backlog for a moment; the ones that are open go on."""
-        logger.warning("accepting pauses: %s", why)
-        self._accept_again = time.monotonic() + ACCEPT_PAUSE
+        now = time.monotonic()
+        if now - self._pause_told >= TELL_AGAIN:
+            self._pause_told = now
+            logger.warning("accepting pauses: %s", why)
+        self._accept_again = now + ACCEPT_PAUSE
         self._listen(False)
 
     def _evict(self) -> bool:
-        """Make room by closing the connection that has been waiting longest for a request to begin or end."""
-        waiting = [each for each in tuple(self._connections.values()) if each.state in ("idle", "head")]
+        """Make room by closing the connection that has been waiting longest for a request to begin.
+
+        Without any, the one whose request has been incomplete for the longest time goes.
+        """
+        waiting = [each for each in tuple(self._connections.values()) if each.state != "busy"]
         if not waiting:
             return False
-        self._close(min(waiting, key=lambda each: each.deadline))
+        self._close(min(waiting, key=lambda each: (each.state not in ("idle", "linger"), each.since)))
         return True
 
     def _on_readable(self, connection: Connection) -> None:
+        if connection.state == "busy":
+            # An event for an earlier owner of the descriptor: whoever answers this one arms it at last.
+            return
         try:
             data = connection.sock.recv(READ_SIZE, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
@@ -279,15 +384,17 @@ class AnvilWorker(ThreadWorker):
             return
         now = time.monotonic()
         if connection.state == "idle":
-            connection.state = "head"
-            connection.deadline = now + HEAD_SECONDS
+            self._await_head(connection, now)
         connection.buffer += data
         if connection.state == "body":
             connection.deadline = now + BODY_SILENCE
         self._advance(connection)
 
     def _advance(self, connection: Connection) -> None:
-        """Take the connection as far as its buffer allows: to a thread when its request is complete."""
+        """Take the connection as far as its buffer allows: to a thread when its request is complete.
+
+        Raises nothing, since it is deferred to the poller, too.
+        """
         try:
             if connection.head is None and not self._read_head(connection):
                 return
@@ -297,6 +404,17 @@ class AnvilWorker(ThreadWorker):
                 self._arm(connection)
         except BadRequest as error:
             self._refuse(connection, error.status)
+        except OSError:
+            self._close(connection)
+        except Exception:
+            logger.exception("a request failed in the poller")
+            self._close(connection)
+
+    def _await_head(self, connection: Connection, now: float) -> None:
+        # The state comes last: the sweep may look at any moment.
+        connection.since = now
+        connection.deadline = now + HEAD_SECONDS
+        connection.state = "head"
 
     def _read_head(self, connection: Connection) -> bool:
         """Whether the head is complete and its request is to be read on."""
@@ -308,53 +426,61 @@ class AnvilWorker(ThreadWorker):
         if end < 0 or end > MAX_HEAD_BYTES:
             if len(buffer) > MAX_HEAD_BYTES:
                 raise BadRequest(431)
+            if cannot_become_head(buffer):
+                raise BadRequest(400)
             self._arm(connection)
             return False
         head = parse_head(bytes(buffer[: end + 4]))
         del buffer[: end + 4]
         connection.head = head
-        connection.state = "body"
         connection.deadline = time.monotonic() + BODY_SILENCE
+        connection.state = "body"
+        connection.budget = self._management_bodies
         if self._is_data(head):
+            connection.budget = self._bodies
             refusal = self.plane.refuses
             if refusal is not None:
                 self._refuse_data(connection, head, refusal)
                 return False
         if head.content_length is None:
             connection.chunks = ChunkedBody()
-        elif head.content_length > self._max_body:
+        elif head.content_length > self._body_limit(connection):
             self._refuse_data(connection, head, BODY_TOO_LARGE)
             return False
-        elif not self._charge(connection, head.content_length):
-            self._refuse_data(connection, head, SERVER_BUSY)
-            return False
         if head.expects_continue and not buffer:
-            connection.sock.send(b"HTTP/1.1 100 Continue\r\n\r\n", socket.MSG_DONTWAIT)
+            connection.sock.send(b"HTTP/1.1 100 Continue\r\n\r\n", _DONT_WAIT)
         return True
 
+    def _body_limit(self, connection: Connection) -> int:
+        """The most bytes that the connection's request may have for a body."""
+        if connection.budget is self._management_bodies:
+            return min(self._max_body, MANAGEMENT_BODY_BYTES)
+        return self._max_body
+
     def _read_body(self, connection: Connection) -> bool:
-        """Whether the body is complete."""
+        """Whether the body is complete. Its budget is charged for what came, not for what was announced."""
         head, chunks = connection.head, connection.chunks
         if head is None:
             return False
         if chunks is None:
-            return len(connection.buffer) >= (head.content_length or 0)
-        before = len(chunks.body)
-        complete = chunks.take(connection.buffer)
-        if len(chunks.body) > self._max_body:
+            length = head.content_length or 0
+            held = min(len(connection.buffer), length)
+            complete = held == length
+        else:
+            complete = chunks.take(connection.buffer)
+            held = len(chunks.body)
+        if held > self._body_limit(connection):
             self._refuse_data(connection, head, BODY_TOO_LARGE)
             return False
-        if not self._charge(connection, len(chunks.body) - before):
+        if not self._charge(connection, held - connection.charged):
             self._refuse_data(connection, head, SERVER_BUSY)
             return False
         return complete
 
     def _charge(self, connection: Connection, size: int) -> bool:
-        """Take ``size`` bytes of the body budget for the connection, until its request is served."""
-        with self._budget_lock:
-            if self._body_bytes + size > self._budget:
-                return False
-            self._body_bytes += size
+        """Take ``size`` bytes of the connection's budget, until its request has been answered."""
+        if connection.budget is None or not connection.budget.take(size):
+            return False
         connection.charged += size
         return True
 
@@ -373,6 +499,7 @@ class AnvilWorker(ThreadWorker):
         connection.head = connection.chunks = None
         connection.close_after = not head.keep_alive or self._drain_deadline is not None
         if head.path in ("/healthz", "/readyz"):
+            # From the poller itself: nothing in it waits.
             self._serve_data(connection, head, body)
         elif self._is_data(head):
             self.tpool.submit(self._serve_data, connection, head, body)
@@ -380,17 +507,22 @@ class AnvilWorker(ThreadWorker):
             self.management.submit(self._serve_rest, connection, head, body)
 
     def _is_data(self, head: RequestHead) -> bool:
-        return self.plane.is_inference(head.path)
+        # Decoded, as everybody behind us reads it: an escaped path must not take management's threads.
+        return self.plane.is_inference(head.decoded_path)
 
     def _sweep(self, now: float) -> None:
-        if self._drain_deadline is None and not self._listening and now >= self._accept_again:
+        if not self._listening and now >= self._accept_again:
             self._listen(True)
         for connection in tuple(self._connections.values()):
             if connection.state != "busy" and now >= connection.deadline:
-                if connection.state == "head" and connection.buffer:
+                if (connection.state == "head" and connection.buffer) or connection.state == "body":
                     self._refuse(connection, 408)
                 else:
                     self._close(connection)
+        stalled = self.loop.stalled_seconds
+        if stalled >= STALL_SECONDS and now - self._stall_told >= TELL_AGAIN:
+            self._stall_told = now
+            logger.error("the relay loop has not turned for %.0f seconds", stalled)
 
     def _arm(self, connection: Connection) -> None:
         """Hear once more when there is something to read. May be called from any thread."""
@@ -412,15 +544,19 @@ class AnvilWorker(ThreadWorker):
             return lambda data: None
 
         try:
-            answer = self.plane.answer(data_environ(connection.sock, head, body), start_response)
+            try:
+                answer = self.plane.answer(data_environ(connection.sock, head, body), start_response)
+            except Exception:
+                logger.exception("a data-plane request failed")
+                self._refuse_data(connection, head, INTERNAL)
+                return
             if isinstance(answer, Detached):
                 self._detach(connection, head, answer)
-                return
-            if answer is None:
+            elif answer is None:
                 self.management.submit(self._serve_rest, connection, head, body)
-                return
-            status, headers = started[0]
-            self._write(connection, head, int(status[:3]), headers, answer)
+            else:
+                status, headers = started[0]
+                self._write(connection, head, int(status[:3]), headers, answer)
         except OSError:
             self._close(connection)
         except BaseException:
@@ -439,45 +575,67 @@ class AnvilWorker(ThreadWorker):
         data = render_head(status, tuple(headers), chunked=False, keep_alive=keep)
         if head.method != "HEAD":
             data += b"".join(answer)
-        connection.sock.sendall(data)
-        self._done(connection, keep)
+        try:
+            sent = connection.sock.send(data, _DONT_WAIT)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        self._deliver(connection, data[sent:], keep)
+
+    def _deliver(self, connection: Connection, rest: bytes, keep: bool) -> None:
+        """End a request but for the ``rest`` of its answer, which no thread waits for its caller to take.
+
+        Only where the budget has no room to keep it does the thread wait after all.
+        """
+        if not rest:
+            self._done(connection, keep)
+        elif len(rest) <= FREE_REST or self._charge(connection, len(rest)):
+            self.loop.deliver(connection.sock, rest, keep_alive=keep, on_done=partial(self._done, connection))
+        else:
+            connection.sock.sendall(rest)
+            self._done(connection, keep)
 
     def _detach(self, connection: Connection, head: RequestHead, answer: Detached) -> None:
-        self.loop.add(
-            Flow(
-                answer.dispatch,
-                connection.sock,
-                chunked=head.http11,
-                keep_alive=not connection.close_after,
-                headers=answer.headers,
-                on_done=partial(self._done, connection),
+        try:
+            self.loop.add(
+                Flow(
+                    answer.dispatch,
+                    connection.sock,
+                    chunked=head.http11,
+                    keep_alive=not connection.close_after,
+                    headers=answer.headers,
+                    on_done=partial(self._done, connection),
+                )
             )
-        )
+        except BaseException:
+            answer.dispatch.close()
+            raise
 
     def _serve_rest(self, connection: Connection, head: RequestHead, body: bytes) -> None:
         """Answer a request of Django's through gunicorn's own parser and response."""
+        outlet = Outlet(connection.sock)
         keep = False
         try:
             parser = http.get_parser(self.cfg, connection.sock, connection.client)
             parser.unreader.unread(plain_request(head, body))
-            connection.parser = parser
             request = next(parser)
             if connection.close_after:
                 request.must_close = True
-            keep = bool(self.handle_request(request, connection)) and not connection.close_after
-        except OSError:
-            pass
-        except StopIteration:
-            pass
+            caller: Any = SimpleNamespace(sock=outlet, client=connection.client, server=connection.server)
+            keep = bool(self.handle_request(request, caller)) and not connection.close_after
+        except ParseException:
+            self._refuse(connection, 400)
+            return
+        except (OSError, StopIteration):
+            self._close(connection)
+            return
         except Exception:
             logger.exception("a management request failed")
-            try:
-                util.write_error(connection.sock, 500, "Internal Server Error", "")
-            except OSError:
-                pass
-        finally:
-            connection.parser = None
-        self._done(connection, keep)
+            self._refuse_data(connection, head, INTERNAL)
+            return
+        try:
+            self._deliver(connection, bytes(outlet.unsent), keep)
+        except OSError:
+            self._close(connection)
 
     def _refuse(self, connection: Connection, status: int) -> None:
         """Answer bytes that are no request, and close."""
@@ -490,7 +648,9 @@ class AnvilWorker(ThreadWorker):
 
     def _refuse_data(self, connection: Connection, head: RequestHead, failure: Failure) -> None:
         """Refuse a request before its body was read, in its caller's dialect, and close."""
-        answer = self.plane.refusal(head.path, failure)
+        if failure is SERVER_BUSY:
+            self._router.evidence.refused(None, Refused.SERVER_BUSY)
+        answer = self.plane.refusal(head.decoded_path, failure)
         headers = (*answer.headers, ("Content-Length", str(len(answer.body))))
         if failure.status == 503:
             headers = (*headers, RETRY_SOON)
@@ -500,7 +660,7 @@ class AnvilWorker(ThreadWorker):
     def _send_and_linger(self, connection: Connection, data: bytes) -> None:
         """Send, close our side, and read away what still comes in: a reset could outrun the answer."""
         try:
-            connection.sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            connection.sock.send(data, _DONT_WAIT)
             connection.sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._close(connection)
@@ -508,8 +668,9 @@ class AnvilWorker(ThreadWorker):
         self._give_back_budget(connection)
         connection.buffer.clear()
         connection.head = connection.chunks = None
+        connection.since = time.monotonic()
+        connection.deadline = connection.since + LINGER_SECONDS
         connection.state = "linger"
-        connection.deadline = time.monotonic() + LINGER_SECONDS
         self._arm(connection)
 
     # The end of a request ----------------------------------------------------------------------------------
@@ -520,26 +681,26 @@ class AnvilWorker(ThreadWorker):
         if not keep or self._drain_deadline is not None:
             self._close(connection)
             return
+        now = time.monotonic()
         if connection.buffer:
             # A pipelined request waits in the buffer; only the poller's thread may take it on.
-            connection.state = "head"
-            connection.deadline = time.monotonic() + HEAD_SECONDS
+            self._await_head(connection, now)
             self.method_queue.defer(self._advance, connection)
             return
-        connection.deadline = time.monotonic() + self.cfg.keepalive
+        connection.since = now
+        connection.deadline = now + self.cfg.keepalive
         connection.state = "idle"
         self._arm(connection)
 
     def _give_back_budget(self, connection: Connection) -> None:
         charged, connection.charged = connection.charged, 0
-        if charged:
-            with self._budget_lock:
-                self._body_bytes -= charged
+        if connection.budget is not None and charged:
+            connection.budget.give_back(charged)
 
     def _close(self, connection: Connection) -> None:
         """Close once; harmless when closed. The entry goes first: the number may be another's right after."""
         if self._connections.get(connection.fd) is connection:
-            del self._connections[connection.fd]
+            self._connections.pop(connection.fd, None)
             self._give_back_budget(connection)
             util.close(connection.sock)
 
@@ -566,7 +727,7 @@ def data_environ(sock: socket.socket, head: RequestHead, body: bytes) -> dict[st
     """The WSGI environ as far as the data plane reads it; the body is complete and its length exact."""
     environ: dict[str, Any] = {
         "REQUEST_METHOD": head.method,
-        "PATH_INFO": unquote_to_bytes(head.path).decode("latin-1") if "%" in head.path else head.path,
+        "PATH_INFO": head.decoded_path,
         "QUERY_STRING": head.query,
         "CONTENT_LENGTH": str(len(body)),
         "wsgi.input": BytesIO(body),
@@ -584,9 +745,15 @@ _HOP_FIELDS: Final = frozenset({"transfer-encoding", "content-length", "expect",
 
 
 def plain_request(head: RequestHead, body: bytes) -> bytes:
-    """The same request for gunicorn's parser: checked fields, and the decoded body with its exact length."""
+    """The same request for gunicorn's parser: checked fields, and the decoded body with its exact length.
+
+    Names with an underscore stay out: in an environ they would pass for others, and gunicorn lets a trusted
+    peer rewrite the path by some.
+    """
     lines = [f"{head.method} {head.target} HTTP/1.{int(head.http11)}"]
-    lines += [f"{name}: {value}" for name, value in head.fields if name not in _HOP_FIELDS]
+    lines += [
+        f"{name}: {value}" for name, value in head.fields if name not in _HOP_FIELDS and "_" not in name
+    ]
     if body:
         lines.append(f"content-length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body

@@ -1,12 +1,9 @@
 """Activation over real sockets: a flowing scope never notices that of another (contract 1, activation)."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,12 +13,13 @@ import pytest
 
 from tests import corpus
 from tests.live.harness import (
-    ROOT,
     Answer,
     Documents,
     Engine,
+    Ran,
     Router,
     admission_counts,
+    anvil,
     chat_body,
     direct_tier,
     documents,
@@ -30,7 +28,7 @@ from tests.live.harness import (
 )
 from tests.live.raw import RawConnection
 
-pytestmark = pytest.mark.requirement("contract 1 activation", "Q-T015", "case 19")
+pytestmark = pytest.mark.requirement("contract 1 activation")
 
 Connect = Callable[..., RawConnection]
 MakeEngine = Callable[..., Engine]
@@ -52,32 +50,6 @@ def write(directory: Path, name: str, wanted: Documents) -> list[str]:
         path.write_bytes(data)
         words += [f"--{option}", str(path)]
     return words
-
-
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def envelope(self) -> Any:
-        assert self.err == ""
-        return json.loads(self.out)
-
-
-def anvil(*words: str, environ: Mapping[str, str]) -> Ran:
-    """Run the command line as a process of its own."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ANVIL_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "anvil_site.cli", *words],
-        cwd=ROOT,
-        env={**inherited, **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return Ran(done.returncode, done.stdout, done.stderr)
 
 
 def install_config(router: Router, words: list[str], *more: str) -> Ran:
@@ -347,6 +319,7 @@ def test_a_router_that_is_killed_while_it_drains_starts_with_what_was_active_and
 # --- From the command line --------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("Q-R004", "Q-T015")
 def test_each_fixed_code_comes_without_any_input(
     make_engine: MakeEngine, make_router: MakeRouter, tmp_path: Path
 ) -> None:
@@ -372,6 +345,7 @@ def test_each_fixed_code_comes_without_any_input(
     assert len(router.request("GET", SNAPSHOTS).json()["data"]) == 1
 
 
+@pytest.mark.requirement("Q-R004", "Q-T015")
 def test_a_router_that_refuses_a_configuration_says_why_without_its_input(
     make_engine: MakeEngine, make_router: MakeRouter
 ) -> None:
@@ -389,6 +363,7 @@ def test_a_router_that_refuses_a_configuration_says_why_without_its_input(
     assert "llm-a" not in router.log
 
 
+@pytest.mark.requirement("Q-T015", "contract 5")
 def test_a_configuration_is_installed_into_an_empty_data_directory_and_served_from_it(
     make_engine: MakeEngine, make_router: MakeRouter, tmp_path: Path
 ) -> None:

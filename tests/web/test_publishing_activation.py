@@ -34,7 +34,7 @@ from tests.web.publishing_support import eventually
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.requirement("contract 1 activation", "Q-R004", "Q-T015"),
+    pytest.mark.requirement("contract 1 activation"),
 ]
 
 SOLO_ELSEWHERE = CONFIG.replace('"http://solo/v1"', '"http://solo-2/v1"')
@@ -200,6 +200,7 @@ def test_a_member_gets_another_ceiling_while_it_runs_more_than_that(site: Site) 
 # --- What must be at rest ---------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("Q-T015")
 @pytest.mark.parametrize("running", [0, 2])
 def test_a_changed_tier_that_is_open_is_refused_and_nothing_changes(site: Site, running: int) -> None:
     for _ in range(running):
@@ -494,6 +495,7 @@ def test_a_refused_job_says_so_and_lets_the_next_one_in(site: Site) -> None:
 # --- Refusals and failures --------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("Q-R004", "Q-T015")
 def test_a_snapshot_that_does_not_pass_any_more_is_refused_before_any_step(site: Site) -> None:
     row = site.capture(SOLO_ELSEWHERE)
     row.config_bytes = row.config_bytes.replace(b"alpha", b"elsewhere")

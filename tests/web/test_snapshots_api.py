@@ -30,7 +30,7 @@ from tests.web.publishing_support import eventually
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.requirement("contract 2 snapshots", "Q-R004", "Q-T006", "Q-T015"),
+    pytest.mark.requirement("contract 2 snapshots"),
 ]
 
 SNAPSHOTS = "/v1/admin/snapshots"
@@ -76,6 +76,7 @@ def first(control: Control) -> int:
 # --- Capture ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("Q-R004", "Q-T015")
 def test_exactly_the_bytes_that_were_sent_are_kept(control: Control, first: int) -> None:
     config = CONFIG.replace("\n", "\r\n") + "# caf\N{LATIN SMALL LETTER E WITH ACUTE}"
     reply = post(control, config)
@@ -158,6 +159,7 @@ def test_a_refusal_has_the_code_and_every_fault_with_its_place_and_stores_nothin
     assert RouterSnapshot.objects.count() == 1
 
 
+@pytest.mark.requirement("Q-R004", "Q-T006")
 @pytest.mark.parametrize("code", CODES)
 def test_each_fixed_code(control: Control, first: int, code: str) -> None:
     config, topology, _ = corpus.snapshot_case(code).data()
@@ -424,6 +426,7 @@ def test_the_faults_of_a_document_are_in_no_log(
     assert json.dumps(BROKEN)[1:40] not in caplog.text
 
 
+@pytest.mark.requirement("Q-T015", "Q-A007")
 def test_a_file_that_changes_after_it_was_captured_changes_nothing(
     control: Control, first: int, tmp_path: Path
 ) -> None:

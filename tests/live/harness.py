@@ -464,6 +464,35 @@ class Router:
         return openai_client(f"{self.url}/v1", self.token, **options)
 
 
+@dataclass(frozen=True)
+class Ran:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def envelope(self) -> Any:
+        """The one JSON line of ``--json``."""
+        assert self.err == ""
+        return json.loads(self.out)
+
+
+def anvil(*words: str, environ: Mapping[str, str]) -> Ran:
+    """Run the command line as a process of its own, which has ``environ`` and none of our ``ANVIL_`` variables."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ANVIL_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "anvil_site.cli", *words],
+        cwd=ROOT,
+        env={**inherited, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
 def admission_counts(router: Router) -> dict[str, int]:
     """Running requests by ``tier`` and by ``tier/member``."""
     answer = router.request("GET", "/v1/admin/transition")

@@ -30,10 +30,10 @@ from django.db import connections, transaction
 from admission.core import AdmissionSnapshot, ScopeConflictError, UnknownScopeError
 from admission.intents import IntentError
 from routing import audit, publishing, transitions
-from routing.activation_plan import ActivationPlan, Scope, is_closed, plan_activation, undrained
+from routing.activation_plan import ActivationPlan, Scope, is_closed, is_quiesced, plan_activation, undrained
 from routing.audit import Through
 from routing.availability import AvailabilityResult
-from routing.drains import Drain
+from routing.drains import Drain, DrainOutcome
 from routing.models import RouterSnapshot
 from routing.operations import Overdue
 from routing.refusals import Refused, not_ledger_owner
@@ -300,18 +300,14 @@ class _Activation:
         deadline = time.monotonic() + timeout
         for scope in scopes:
             self._quiesce(scope)
-        drains = {scope: self._drain(scope, timeout) for scope in scopes}
-        for scope, drain in drains.items():
-            if drain is not None:
-                drain.wait(max(0.0, deadline - time.monotonic()))
-            at_rest = not undrained([scope], self._router.ledger.snapshots())
-            outcome = "drained" if at_rest else (drain and drain.outcome) or "timed_out"
-            self._done("drain", outcome, scope)
+        # One after another: all of them are closed, so each wait is one for the others, too.
+        for scope in scopes:
+            self._done("drain", self._drain(scope, deadline), scope)
         self._require_rest(scopes)
 
     def _quiesce(self, scope: Scope) -> None:
         router, place = self._router, (scope.tier_id, scope.member_id)
-        if is_closed(scope, self._reading(scope.tier_id)):
+        if is_quiesced(scope, self._reading(scope.tier_id)):
             self._done("quiesce", "already_quiesced", scope)
             return
         before = router.operations.quiesces(place)
@@ -321,17 +317,21 @@ class _Activation:
         router.availability.invalidate(*place)
         self._done("quiesce", "quiesced", scope)
 
-    def _drain(self, scope: Scope, timeout: float) -> Drain | None:
-        """The drain of the scope, somebody else's too; None when the scope has been opened again."""
-        drains = self._router.operations.drains
-        try:
-            return drains.start(
-                self._router.ledger, scope.tier_id, scope.member_id, timeout=timeout, on_end=_no_record
-            )
-        except ScopeConflictError as conflict:
-            if conflict.code == "drain_in_progress":
-                return drains.latest(scope.tier_id, scope.member_id)
-            return None
+    def _drain(self, scope: Scope, deadline: float) -> DrainOutcome:
+        """Wait until the scope holds no lease, beside somebody else who may be draining it already."""
+        ledger, drains = self._router.ledger, self._router.operations.drains
+        place = (scope.tier_id, scope.member_id)
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                drain = drains.start(ledger, *place, timeout=left, on_end=_no_record)
+            except ScopeConflictError as conflict:
+                running = drains.latest(*place)
+                if conflict.code != "drain_in_progress" or running is None:
+                    return "reopened"
+                drain = running
+            if drain.wait(left) and drain.outcome in ("drained", "reopened"):
+                return drain.outcome
+        return "timed_out"
 
     def _require_rest(self, scopes: tuple[Scope, ...]) -> None:
         left = undrained(scopes, self._router.ledger.snapshots()) if scopes else ()

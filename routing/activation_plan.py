@@ -147,8 +147,15 @@ def undrained(scopes: Iterable[Scope], readings: Iterable[AdmissionSnapshot]) ->
 
 def is_closed(scope: Scope, reading: AdmissionSnapshot | None) -> bool:
     """Whether the scope takes no new lease, be it that its tier does not."""
-    if reading is None or reading.state == "quiesced":
+    return reading is None or reading.state == "quiesced" or is_quiesced(scope, reading)
+
+
+def is_quiesced(scope: Scope, reading: AdmissionSnapshot | None) -> bool:
+    """Whether the scope itself is quiesced; what the ledger does not know counts as if it were."""
+    if reading is None:
         return True
+    if scope.member_id is None:
+        return reading.state == "quiesced"
     return any(
         member.member_id == scope.member_id and member.state == "quiesced" for member in reading.members
     )

@@ -452,6 +452,52 @@ def test_what_somebody_readmits_meanwhile_is_not_at_rest(site: Site) -> None:
     assert site.state("solo") == ("admitting", None, 1)
 
 
+def test_a_member_of_a_tier_that_somebody_has_quiesced_is_waited_for_and_opened_by_itself(site: Site) -> None:
+    site.activate(WITH_C)
+    lease = site.control.run_request("chat", "member-c")
+    site.quiesce("chat")
+    watch = Watch()
+    with in_thread(lambda: site.activate(C_ELSEWHERE, drain_timeout=PATIENCE, on_step=watch)) as result:
+        watch.await_step("quiesce", "quiesced")
+        lease.release()
+        done = result()
+    assert steps(done)[1:3] == [
+        ("quiesce", "chat", "member-c", "quiesced"),
+        ("drain", "chat", "member-c", "drained"),
+    ]
+    assert site.state("chat") == ("quiesced", "maintenance", 0)
+    assert site.state("chat", "member-c") == ("admitting", None, 0)
+
+
+def test_a_tier_takes_another_shape_and_back(site: Site) -> None:
+    start, end = CONFIG.index('[[router.tiers]]\nid = "chat"'), CONFIG.index('[[router.tiers]]\nid = "solo"')
+    direct = CONFIG[:start] + CONFIG[end:].replace('id = "solo"', 'id = "chat"', 1)
+    direct = direct.replace('"llm.solo" = "solo"\n', "")
+    done = site.activate(direct, drain_timeout=PATIENCE)
+    assert ("verify", "chat", "identity_passed") in steps(done)
+    assert site.state("chat") == ("admitting", None, 0)
+    lease = site.router.ledger.acquire("chat")
+    assert lease is not None
+    lease.release()
+    done = site.activate(site.first, drain_timeout=PATIENCE)
+    assert ("readmit", "chat", "readmitted") in steps(done)
+    assert site.state("chat", "member-b") == ("admitting", None, 0)
+    assert site.ready("chat", "member-b") == "identity_passed"
+
+
+def test_somebody_elses_drain_that_is_shorter_does_not_end_the_wait(site: Site) -> None:
+    lease = site.control.run_request("solo")
+    site.quiesce("solo")
+    short = transitions.drain(site.router, "solo", timeout=0.05, actor="bob", through=Through.REST)
+    watch = Watch()
+    with in_thread(lambda: site.activate(SOLO_ELSEWHERE, drain_timeout=PATIENCE, on_step=watch)) as result:
+        watch.await_step("quiesce", "already_quiesced")
+        assert short.wait(PATIENCE)
+        lease.release()
+        done = result()
+    assert ("drain", "solo", "drained") in steps(done)
+
+
 def test_somebody_elses_drain_of_the_scope_is_joined(site: Site) -> None:
     lease = site.control.run_request("solo")
     site.quiesce("solo")

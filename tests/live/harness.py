@@ -480,7 +480,7 @@ class Ran:
 
 
 def anvil(*words: str, environ: Mapping[str, str]) -> Ran:
-    """Run the command line as a process of its own, which has ``environ`` and none of our ``ANVIL_`` variables."""
+    """Run the command line as a process of its own, with ``environ`` in the place of our ``ANVIL_`` names."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ANVIL_")}
     done = subprocess.run(
         [sys.executable, "-m", "anvil_site.cli", *words],

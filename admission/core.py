@@ -769,7 +769,8 @@ class TierAdmission:
     def reap(self, timeout: float = 0.0) -> int:
         """Give back the places of leases that were garbage-collected unreleased; how many there were.
 
-        Waits at most ``timeout`` seconds for a first one.
+        The last net: each of them is a fault of whoever let its lease go. Waits at most ``timeout`` seconds
+        for a first one, so that a thread of the ledger's owner can call it over and over.
         """
         count = 0
         try:
@@ -803,21 +804,6 @@ class TierAdmission:
         """Return when no reconfiguration is half done."""
         with self._reconfiguring:
             return
-
-
-class LeaseReaper:
-    """The last net: gives back what leases lost. Its owner's thread calls ``run_once`` over and over."""
-
-    def __init__(self, ledger: TierAdmission) -> None:
-        self._ledger = ledger
-        self.reaped = 0
-        """Places given back so far; each one is a fault of whoever let its lease go."""
-
-    def run_once(self, timeout: float) -> int:
-        """Wait at most ``timeout`` seconds for lost leases, give their places back, and say how many."""
-        count = self._ledger.reap(timeout)
-        self.reaped += count
-        return count
 
 
 # Checking ----------------------------------------------------------------------------------------------

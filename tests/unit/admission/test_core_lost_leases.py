@@ -5,7 +5,7 @@ from threading import Event, Thread
 
 import pytest
 
-from admission.core import AdmissionLease, LeaseReaper, TierAdmission, TierScope
+from admission.core import AdmissionLease, TierAdmission, TierScope
 
 from .ledgers import WAIT_SECONDS, counts, ledger_of, ready, replicas
 
@@ -18,7 +18,7 @@ def ledger() -> TierAdmission:
 
 
 @pytest.mark.requirement("house 3", "C-R010", "case 1")
-def test_a_lost_lease_is_given_back_by_the_reaper_only(ledger: TierAdmission) -> None:
+def test_a_lost_lease_is_given_back_by_reaping_only(ledger: TierAdmission) -> None:
     lease = ledger.acquire("solo")
     member_lease = ledger.acquire_member("primary", AB)
     assert lease is not None
@@ -26,10 +26,8 @@ def test_a_lost_lease_is_given_back_by_the_reaper_only(ledger: TierAdmission) ->
     del lease, member_lease
     assert counts(ledger, "solo") == (1, {})
     assert counts(ledger) == (1, {"a": 1, "b": 0})
-    reaper = LeaseReaper(ledger)
-    assert reaper.run_once(0) == 2
-    assert reaper.run_once(0) == 0
-    assert reaper.reaped == 2
+    assert ledger.reap() == 2
+    assert ledger.reap() == 0
     assert counts(ledger, "solo") == (0, {})
     assert counts(ledger) == (0, {"a": 0, "b": 0})
 
@@ -129,21 +127,20 @@ def test_a_reaped_place_goes_to_the_one_who_waits(ledger: TierAdmission) -> None
     thread.start()
     assert queued.wait(WAIT_SECONDS)
     del lost
-    assert LeaseReaper(ledger).run_once(WAIT_SECONDS) == 1
+    assert ledger.reap(WAIT_SECONDS) == 1
     thread.join(WAIT_SECONDS)
     assert served[0] is not None
     assert counts(ledger, "solo") == (1, {})
 
 
 @pytest.mark.requirement("house 3")
-def test_the_reaper_waits_for_a_lost_lease(ledger: TierAdmission) -> None:
-    reaper = LeaseReaper(ledger)
+def test_reaping_waits_for_a_lost_lease(ledger: TierAdmission) -> None:
     lease = ledger.acquire("solo")
     results: list[int] = []
-    thread = Thread(target=lambda: results.append(reaper.run_once(WAIT_SECONDS)))
+    thread = Thread(target=lambda: results.append(ledger.reap(WAIT_SECONDS)))
     thread.start()
     assert lease is not None
     del lease
     thread.join(WAIT_SECONDS)
     assert results == [1]
-    assert reaper.run_once(0.001) == 0
+    assert ledger.reap(0.001) == 0

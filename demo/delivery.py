@@ -39,6 +39,14 @@ JSON_HEADERS: Headers = [("content-type", "application/json")]
 STREAM_HEADERS: Headers = [("content-type", "text/event-stream; charset=utf-8")]
 
 
+@dataclass(frozen=True, slots=True)
+class WireErrors:
+    """How a wire tells of an error: ``body`` of a message, a type and a status; ``events`` of a message."""
+
+    body: Callable[[str, str, int], bytes]
+    events: Callable[[str], bytes]
+
+
 @dataclass(slots=True, kw_only=True)
 class Delivery:
     """One answer on its way. Exactly one of ``body`` (sent whole) and ``script`` (streamed) is given;
@@ -46,9 +54,10 @@ class Delivery:
 
     ``whole`` makes the non-streamed twin of a streamed answer. ``early_head`` sends the head as soon as
     the request is accepted, before a slot is free (as vLLM does for streams). ``immediate`` skips the
-    queue and all times. ``interim`` goes out before the head, ``parts`` cuts a payload into HTTP chunks
-    of its own, ``cutter`` cuts what is framed into segments that are ``gap`` seconds apart, and
-    ``close_silently`` ends a connection that was said to stay open.
+    queue and all times. ``errors`` are the wire's, where they are not vLLM's. ``interim`` goes out before
+    the head, ``parts`` cuts a payload into HTTP chunks of its own, ``cutter`` cuts what is framed into
+    segments that are ``gap`` seconds apart, and ``close_silently`` ends a connection that was said to stay
+    open.
     """
 
     status: int = 200
@@ -58,6 +67,7 @@ class Delivery:
     whole: Callable[[], bytes] | None = None
     early_head: bool = False
     immediate: bool = False
+    errors: "WireErrors | None" = None
     interim: bytes = b""
     parts: Callable[[bytes], list[bytes]] | None = None
     cutter: Cutter | None = None

@@ -3,8 +3,9 @@
     python -m demo.engine --port 8101 --name member-a
 
 It answers ``/health``, ``/version``, ``/v1/models``, ``/metrics`` and ``POST /v1/chat/completions`` in
-vLLM's shapes, and embeddings, rerank, transcriptions and speech (`demo.purposes`). Requests take a slot for
-their prefill and a time per token; without a free slot they wait in order of arrival. A client that goes
+vLLM's shapes, OpenAI's Responses (`demo.responses`), Anthropic's messages in the strictness of their vendor
+(`demo.messages`), and embeddings, rerank, transcriptions and speech (`demo.purposes`). Requests take a slot
+for their prefill and a time per token; without a free slot they wait in order of arrival. A client that goes
 away, also while it waits or prefills, is noticed at once.
 
 ``/control/`` switches faults on (`demo.faults` lists them) and tells what was seen:
@@ -37,9 +38,11 @@ from urllib.parse import parse_qs
 from demo.connection import Connection, Job, Listener
 from demo.delivery import STREAM_HEADERS, Delivery, Work
 from demo.faults import REFUSE, Fault, FaultBoard, FaultError
+from demo.messages import count_tokens, messages
 from demo.metrics import CONTENT_TYPE, Metrics
 from demo.purposes import embeddings, rerank, speech, transcription
 from demo.replies import Answer, RequestError, parse_chat
+from demo.responses import responses
 from demo.ticker import Ticker
 from demo.wire import Request, compact_json
 
@@ -96,6 +99,11 @@ class Engine:
         }
         self._works: dict[str, Callable[[Request], Work]] = {
             "/v1/chat/completions": self._chat,
+            "/v1/responses": self._responses,
+            "/v1/messages": self._messages,
+            "/v1/messages/count_tokens": lambda request: count_tokens(
+                request, model=settings.model, max_model_len=settings.max_model_len
+            ),
             "/v1/embeddings": lambda request: embeddings(request.body, model=settings.model),
             "/v1/rerank": lambda request: rerank(request.body, model=settings.model),
             "/v1/audio/transcriptions": self._transcription,
@@ -271,6 +279,26 @@ class Engine:
         else:
             delivery = Delivery(body=answer.body())
         return Work(delivery=delivery, prompt_tokens=chat.prompt_tokens, steps=answer.steps)
+
+    def _responses(self, request: Request) -> Work:
+        settings = self.settings
+        return responses(
+            request,
+            label=settings.name,
+            model=settings.model,
+            max_model_len=settings.max_model_len,
+            tokens=settings.tokens,
+        )
+
+    def _messages(self, request: Request) -> Work:
+        settings = self.settings
+        return messages(
+            request,
+            label=settings.name,
+            model=settings.model,
+            max_model_len=settings.max_model_len,
+            tokens=settings.tokens,
+        )
 
     def _transcription(self, request: Request) -> Work:
         settings = self.settings

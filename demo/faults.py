@@ -127,7 +127,8 @@ def _fits(key: str, value: object, default: object) -> bool:
 def _http_error(delivery: Delivery, params: Mapping[str, Any]) -> None:
     body = params["body"]
     if body is None:
-        body = error_body(params["message"], kind=params["type"], status=params["status"])
+        write = delivery.errors.body if delivery.errors is not None else error_body
+        body = write(params["message"], params["type"], params["status"])
     else:
         body = body.encode() if isinstance(body, str) else compact_json(body)
     headers = {"content-type": params["content_type"], **params["headers"]}
@@ -205,9 +206,12 @@ def _malformed_event(delivery: Delivery, params: Mapping[str, Any]) -> None:
 
 
 def _error_event_mid_stream(delivery: Delivery, params: Mapping[str, Any]) -> None:
-    error = error_body(params["message"], kind="InternalServerError", status=500)
-    done = b"data: [DONE]\n\n" if params["done"] else b""
-    _interrupt(delivery, params, Final(b"data: %b\n\n%b" % (error, done)))
+    if delivery.errors is not None:
+        events = delivery.errors.events(params["message"])
+    else:
+        error = error_body(params["message"], "InternalServerError", 500)
+        events = b"data: %b\n\n%b" % (error, b"data: [DONE]\n\n" if params["done"] else b"")
+    _interrupt(delivery, params, Final(events))
 
 
 def _each(script: Iterator[Item], change: Callable[[bytes], bytes]) -> Iterator[Item]:
@@ -222,14 +226,22 @@ def _each(script: Iterator[Item], change: Callable[[bytes], bytes]) -> Iterator[
 
 
 def _no_terminal_event(delivery: Delivery, params: Mapping[str, Any]) -> None:
-    delivery.script = _each(delivery.items(), lambda payload: payload.removesuffix(b"data: [DONE]\n\n"))
+    delivery.script = _ending(delivery.items(), _without_last_event)
 
 
 def _no_final_blank_line(delivery: Delivery, params: Mapping[str, Any]) -> None:
-    delivery.script = _each(
-        delivery.items(),
-        lambda payload: payload.rstrip(b"\n") if payload.endswith(b"[DONE]\n\n") else payload,
-    )
+    delivery.script = _ending(delivery.items(), lambda payload: payload.rstrip(b"\n"))
+
+
+def _ending(script: Iterator[Item], change: Callable[[bytes], bytes]) -> Iterator[Item]:
+    """``script`` with its last payload changed."""
+    for item in script:
+        yield Final(change(item)) if isinstance(item, Final) else item
+
+
+def _without_last_event(payload: bytes) -> bytes:
+    before, blank, _ = payload.removesuffix(b"\n\n").rpartition(b"\n\n")
+    return before + blank
 
 
 def _crlf_and_comments(delivery: Delivery, params: Mapping[str, Any]) -> None:
@@ -240,11 +252,11 @@ def _with_crlf_and_comments(payload: bytes) -> bytes:
     """CRLF line ends, a comment before each event, fields of no interest, and JSON over two data lines."""
     out = []
     for event in payload.split(b"\n\n")[:-1]:
-        head, comma, tail = event.partition(b",")
+        name, _, data = event.rpartition(b"\n")
+        head, comma, tail = data.partition(b",")
         lines = [head + comma, b"data: " + tail] if comma else [head]
-        out.append(
-            b"\r\n".join([b": keep-alive", b"event: message", b"id: 7", b"retry: 1000", *lines, b"", b""])
-        )
+        fields = [b": keep-alive", name or b"event: message", b"id: 7", b"retry: 1000"]
+        out.append(b"\r\n".join([*fields, *lines, b"", b""]))
     return b"".join(out)
 
 

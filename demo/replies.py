@@ -43,10 +43,10 @@ class RequestError(Exception):
     def body(self) -> bytes:
         """The answer's body."""
         kind = "NotFoundError" if self.status == 404 else "BadRequestError"
-        return error_body(self.message, kind=kind, status=self.status, param=self.param)
+        return error_body(self.message, kind, self.status, self.param)
 
 
-def error_body(message: str, *, kind: str, status: int, param: str | None = None) -> bytes:
+def error_body(message: str, kind: str, status: int, param: str | None = None) -> bytes:
     """vLLM's error envelope."""
     return compact_json({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
@@ -108,6 +108,11 @@ def _parse_chat(body: bytes, model: str, max_model_len: int, tokens: int) -> Cha
         ) from None
     if not isinstance(data, dict):
         raise RequestError("[{'type': 'model_attributes_type', 'loc': ('body',)}]")
+    return read_chat(data, model, max_model_len, tokens)
+
+
+def read_chat(data: Mapping[str, Any], model: str, max_model_len: int, tokens: int) -> ChatRequest:
+    """Check the fields of a request (see `parse_chat`)."""
     if (asked := _field(data, "model", str, model)) != model:
         raise RequestError(f"The model `{asked}` does not exist.", status=404, param="model")
     messages = _field(data, "messages", list, [])
@@ -377,14 +382,14 @@ def _logprobs(tokens: Sequence[str], top: int) -> dict[str, Any]:
 class Answer:
     """One answer, to be streamed (`script`) or sent whole (`body`)."""
 
-    __slots__ = ("_choices", "_label", "_model", "_opening", "completion_tokens", "created", "id", "request")
+    __slots__ = ("_choices", "_label", "_opening", "completion_tokens", "created", "id", "model", "request")
 
     def __init__(self, request: ChatRequest, *, label: str, model: str, request_id: str | None) -> None:
         safe = request_id is not None and _REQUEST_ID.fullmatch(request_id) is not None
         self.request = request
         self.id = f"chatcmpl-{request_id if safe else _random_id()}"
         self.created = int(time.time())
-        self._model = model
+        self.model = model
         self._label = label
         self._choices = [_compose(request, label, index) for index in range(request.choices)]
         self.completion_tokens = sum(choice.tokens for choice in self._choices)
@@ -396,6 +401,11 @@ class Answer:
                 _json_string(model),
             )
         )
+
+    @property
+    def choice(self) -> Choice:
+        """The first choice."""
+        return self._choices[0]
 
     @property
     def steps(self) -> int:
@@ -443,7 +453,7 @@ class Answer:
                 "id": self.id,
                 "object": "chat.completion",
                 "created": self.created,
-                "model": self._model,
+                "model": self.model,
                 "choices": choices,
                 "service_tier": None,
                 "system_fingerprint": None,

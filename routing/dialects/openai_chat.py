@@ -176,18 +176,70 @@ class ShowUsage(Enum):
     """We asked, and by that switched on running figures which the caller had set without effect."""
 
 
-class ChatPassThrough(Translator):
-    """The answer of an upstream that speaks chat completions, for a caller that does."""
+class _Plain(msgspec.Struct):
+    """A chunk with nothing in it that asks for a decision."""
 
-    __slots__ = ("_alias", "_usage_shown")
+    choices: Raw
+    usage: Raw | msgspec.UnsetType = msgspec.UNSET
+    error: Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_decode_plain: Final = msgspec.json.Decoder(_Plain).decode
+_MODEL_KEY: Final = b'"model"'
+
+
+class ChatPassThrough(Translator):
+    """The answer of an upstream that speaks chat completions, for a caller that does.
+
+    The chunks of one stream begin alike, up to and including the model's name. Once a chunk has shown how,
+    the others need their beginning exchanged and not their whole object written anew.
+    """
+
+    __slots__ = ("_alias", "_lead", "_lead_out", "_usage_shown")
 
     def __init__(self, *, alias: str, stream: bool, usage: ShowUsage) -> None:
         super().__init__(dialect=CHAT, answer=Answer.EVENTS if stream else Answer.WHOLE)
         self._alias = Raw(encode(alias))
         self._usage_shown = usage
+        self._lead = b""
+        self._lead_out = b""
 
     def event(self, data: bytes, prefix: bytes) -> bytes:
         """One chunk, renamed; ``[DONE]`` ends the stream."""
+        lead = self._lead
+        if (
+            lead
+            and data.startswith(lead)
+            and not prefix
+            # Once: a second one, nested or repeated, might be the one that counts.
+            and data.count(_MODEL_KEY) == 1
+            and b"\n" not in data
+            and self._is_plain(data)
+        ):
+            return self._lead_out + data[len(lead) :] + b"\n\n"
+        return self._event(data, prefix)
+
+    @staticmethod
+    def _is_plain(data: bytes) -> bool:
+        """Whether ``data`` is a valid chunk that needs no more than its model renamed."""
+        try:
+            if not data.isascii():
+                data.decode()
+            chunk = _decode_plain(data)
+        except UNREADABLE:
+            return False
+        return chunk.usage is msgspec.UNSET and chunk.error is msgspec.UNSET
+
+    def _learn(self, data: bytes, model: bytes) -> None:
+        """Remember how a chunk begins, when it is clear which bytes are its model's name."""
+        if data.count(_MODEL_KEY) == 1:
+            key_end = data.index(_MODEL_KEY) + len(_MODEL_KEY)
+            at = data.find(model, key_end)
+            if at >= 0 and not data[key_end:at].strip(b" \t:"):
+                self._lead = data[: at + len(model)]
+                self._lead_out = b"data: " + data[:at] + bytes(self._alias)
+
+    def _event(self, data: bytes, prefix: bytes) -> bytes:
         if data.startswith(b"[") and data.strip() == b"[DONE]":
             self.terminal = True
             return prefix + b"data: [DONE]\n\n"
@@ -205,6 +257,7 @@ class ChatPassThrough(Translator):
         if "usage" in chunk and not self._take_usage(chunk):
             return b""
         if "model" in chunk:
+            self._learn(data, bytes(chunk["model"]))
             chunk["model"] = self._alias
         payload = encode(chunk)
         if b"\n" in data:

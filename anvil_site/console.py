@@ -1,4 +1,4 @@
-"""The console's admin site: the stock one, under its own name and with its models in the order of the work."""
+"""The console's admin site: the stock one under its own name, its models in the order of the work."""
 
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("serving", "Serving", ("routing.RouterSnapshot", "admission.AdmissionIntent", "routing.ApiKey")),
     ("evidence", "Evidence", ("telemetry.DecisionEntry", "routing.AuditEntry")),
 )
-"""Slug, heading and models of each block of the index and the side bar; other models follow under their apps."""
+"""Slug, heading and models of each block of the index; other models follow under their apps."""
 
 
 class ConsoleSite(AdminSite):
@@ -33,6 +33,7 @@ class ConsoleSite(AdminSite):
     site_header = "Anvil"
     site_title = "Anvil"
     index_title = "Everything that can be looked at and edited"
+    site_url = None
 
     def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> list[Any]:
         """The models that this user may see, by section. One app's own page keeps its list."""

@@ -1,10 +1,14 @@
 from django.contrib import admin
 from django.urls import include, path, re_path
+from django.views.generic import RedirectView
 
 from routing.api import not_found
 from telemetry.api import MetricsView
 
 urlpatterns = [
+    path("", RedirectView.as_view(pattern_name="console:fleet")),
+    path("", include("routing.console.urls")),
+    path("", include("telemetry.console_urls")),
     path("admin/", admin.site.urls),
     path("v1/", include("routing.urls")),
     path("v1/", include("telemetry.urls")),

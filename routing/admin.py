@@ -1,20 +1,21 @@
-"""API keys and the audit trail in the admin."""
+"""Snapshots, API keys and the audit trail in the admin; the working copy has a module of its own."""
 
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.db.models import Exists, OuterRef, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from admission.admin import ReadOnlyAdmin
-from routing import keys
+from routing import keys, working_copy_admin  # noqa: F401 - its import registers the working copy
 from routing.access import Scope
 from routing.audit import Through
-from routing.models import ApiKey, AuditEntry
+from routing.models import ActiveSnapshot, ApiKey, AuditEntry, RouterSnapshot
 from routing.refusals import Refused, not_ledger_owner
 from routing.router import Router, live
 
@@ -158,3 +159,35 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     search_fields = ["actor", "subject", "reason", "tier_id", "member_id"]
     date_hierarchy = "at"
     show_full_result_count = False
+
+
+@admin.register(RouterSnapshot)
+class RouterSnapshotAdmin(ReadOnlyAdmin):
+    """Every capture; its page compares it with what is active and activates it."""
+
+    list_display = [
+        *("name", "is_active", "config_sha256", "created_at", "created_by", "source"),
+        *("tier_count", "replica_member_count"),
+    ]
+    list_filter = ["source", "created_by"]
+    search_fields = ["config_sha256", "topology_sha256", "created_by"]
+    date_hierarchy = "created_at"
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[RouterSnapshot]:
+        rows: QuerySet[RouterSnapshot] = super().get_queryset(request)
+        active = ActiveSnapshot.objects.filter(snapshot=OuterRef("pk"))
+        return rows.defer("config_bytes", "topology_bytes", "overlay_bytes").annotate(active=Exists(active))
+
+    @admin.display(description="snapshot", ordering="pk")
+    def name(self, row: RouterSnapshot) -> str:
+        return f"Snapshot {row.pk}"
+
+    @admin.display(description="active", boolean=True)
+    def is_active(self, row: Any) -> bool:
+        return bool(row.active)
+
+    def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
+        """The page of the capture in the console; whoever may not look is told there."""
+        if not object_id.isdecimal():
+            raise Http404
+        return redirect("console:snapshot", int(object_id))

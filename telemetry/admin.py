@@ -1,0 +1,70 @@
+"""Decisions in the admin: a list to filter and search, and a page that explains each one."""
+
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest
+
+from admission.admin import ReadOnlyAdmin
+from routing.templatetags.console import seconds
+from telemetry.console import decision_page
+from telemetry.models import DecisionEntry
+
+
+@admin.register(DecisionEntry)
+class DecisionEntryAdmin(ReadOnlyAdmin):
+    """What became of each request that had a route."""
+
+    list_display = (
+        "recorded_at",
+        "route",
+        "requested_tier",
+        "member",
+        "outcome",
+        "reason",
+        "freshness",
+        "tokens",
+        "took",
+        "request_id",
+    )
+    list_filter = (
+        "outcome",
+        "route",
+        "requested_tier",
+        "replica_member_id",
+        "reason",
+        "freshness",
+    )
+    search_fields = ("=request_id", "=workbench_run_id", "=task_id")
+    search_help_text = "An exact request id, run id or task id."
+    date_hierarchy = "recorded_at"
+    list_per_page = 50
+    show_full_result_count = False
+
+    @admin.display(description="member", ordering="replica_member_id", empty_value="–")  # noqa: RUF001
+    def member(self, entry: DecisionEntry) -> str | None:
+        return entry.replica_member_id or None
+
+    @admin.display(description="tokens in + out")
+    def tokens(self, entry: DecisionEntry) -> str:
+        return f"{entry.prompt_tokens} + {entry.completion_tokens}"
+
+    @admin.display(description="took", ordering="latency_ms")
+    def took(self, entry: DecisionEntry) -> str:
+        return seconds(entry.latency_ms / 1000)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        """The decision in words, in the place of a form of columns."""
+        entry = self.get_object(request, object_id)
+        if not self.has_view_permission(request, entry):
+            raise PermissionDenied
+        if entry is None:
+            raise Http404
+        return decision_page(request, entry, {"opts": self.opts})

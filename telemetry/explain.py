@@ -312,7 +312,9 @@ def _choice(scores: tuple[ReplicaScore, ...]) -> str:
         )
     equal = f"{name} and {other} were equally loaded"
     if winner.upstream_unknown != second.upstream_unknown:
-        return f"{equal}; the pressure of {name} was known and that of {other} was {second.freshness.value}."
+        return (
+            f"{equal}; the pressure of {name} was known, that of {other} was not ({second.freshness.value})."
+        )
     if winner.upstream_pressure_ppm != second.upstream_pressure_ppm:
         return (
             f"{equal}; {name} had the lower pressure: {winner.upstream_pressure_ppm} against "

@@ -117,7 +117,7 @@ class SpeechDialect(PurposeDialect):
 class FormTranscription(PurposeRequest):
     """A transcription request as a form: a non-empty ``file``, at most one ``model`` and ``stream``."""
 
-    __slots__ = ("_form",)
+    __slots__ = ("_form", "_name")
 
     wire = "transcriptions"
 
@@ -125,7 +125,7 @@ class FormTranscription(PurposeRequest):
         self.body_bytes = len(body)
         self.requested_output = None
         self._form = form = parse_form(body, content_type)
-        name = _only(form, "model")
+        self._name = name = _only(form, "model")
         try:
             self.alias = name.decode().strip() if name is not None else ""
         except UnicodeDecodeError:
@@ -142,10 +142,10 @@ class FormTranscription(PurposeRequest):
     def prepare(self, target: Target, *, model: str) -> UpstreamCall:
         """The form as it came; the model is put in where the caller named none, or another name of it."""
         form = self._form
-        body = form.body if self.alias == model else form.with_field("model", model.encode())
+        served = model.encode()
         return UpstreamCall(
             path="/audio/transcriptions",
-            body=body,
+            body=form.body if self._name == served else form.with_field("model", served),
             content_type=form.content_type,
             translator=_transcript(named=self.alias or model, stream=self.stream),
         )

@@ -91,8 +91,9 @@ def test_a_form_that_names_the_served_model_goes_on_byte_for_byte():
     assert call.translator.answer is Answer.WHOLE
 
 
-def test_a_form_that_names_a_route_gets_its_model():
-    call = transcription(("model", b"stt-fast"), ("language", b"de")).prepare(OPENAI, model="whisper")
+@pytest.mark.parametrize("name", [b"stt-fast", b" whisper\t"])
+def test_a_form_that_names_its_model_otherwise_gets_the_served_name(name):
+    call = transcription(("model", name), ("language", b"de")).prepare(OPENAI, model="whisper")
     assert call.body == form(("model", b"whisper"), ("language", b"de"))
 
 

@@ -15,9 +15,10 @@ from routing.access import ANONYMOUS
 from routing.activation import REASON, Activated, Step
 from routing.audit import Through
 from routing.dialects import DIALECTS
-from routing.gateway import Caller, Overtaken
+from routing.gateway import Caller
 from routing.models import ActiveSnapshot, AuditEntry, RouterSnapshot
 from routing.refusals import Refused
+from routing.upstream import ConnectFailure
 from tests.unit.routing.availability_support import models
 from tests.web.control_support import (
     CONFIG,
@@ -664,10 +665,27 @@ def test_rolling_back_is_activating_an_older_snapshot(site: Site) -> None:
     assert site.router.active.config.tier("chat").member_ids == ("member-a", "member-b")
 
 
-def test_a_request_that_was_routed_before_the_swap_is_not_sent_to_another_tiers_place(site: Site) -> None:
-    gateway = site.router.gateway
-    assert gateway is not None
-    site.activate(SOLO_ELSEWHERE, drain_timeout=PATIENCE)
+def test_a_request_that_meets_the_swap_half_way_is_sent_to_the_new_place(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read readiness under the old configuration, and reserves when the new one is active."""
+    router = site.router
+    current = router.availability.current
+    asked: list[str] = []
+
+    def swap_after_the_first_reading(tier_id: str) -> Any:
+        result = current(tier_id)
+        if not asked:
+            asked.append("swap")
+            site.activate(SOLO_ELSEWHERE, drain_timeout=PATIENCE)
+        return result
+
+    def connect(endpoint: Any, **options: object) -> None:
+        asked.append(endpoint.host)
+        raise ConnectFailure("refused")
+
+    monkeypatch.setattr(router.availability, "current", swap_after_the_first_reading)
+    monkeypatch.setattr(router.pool, "acquire", connect)
     caller = Caller(
         principal=ANONYMOUS,
         request_id="r-1",
@@ -678,8 +696,8 @@ def test_a_request_that_was_routed_before_the_swap_is_not_sent_to_another_tiers_
         leave=lambda: None,
     )
     body = b'{"model": "llm.solo", "messages": [{"role": "user", "content": "hi"}]}'
-    with pytest.raises(Overtaken):
-        gateway.handle(DIALECTS["/v1/chat/completions"], body, caller)
+    assert router.handle(DIALECTS["/v1/chat/completions"], body, caller) is not None
+    assert asked == ["swap", "solo-2"]
     assert site.state("solo") == ("admitting", None, 0)
 
 

@@ -43,7 +43,14 @@ class Upstream:
 
     def close(self) -> None:
         for each in (self.listener, *self._held):
-            each.close()
+            hang_up(each)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Close, and end what waits for it in another thread."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
 
 
 def reset(sock: socket.socket) -> None:
@@ -141,12 +148,29 @@ class Roads:
     def __init__(self) -> None:
         self.upstream = Upstream()
         self.pool = ConnectionPool()
+        self._threads: list[threading.Thread] = []
         self._closing = contextlib.ExitStack()
         self._closing.callback(self.upstream.close)
         self._closing.callback(self.pool.close)
 
     def close(self) -> None:
         self._closing.close()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+    def spawn(self, *steps: Callable[[], object]) -> threading.Thread:
+        """Take ``steps`` in a thread, until a connection ends; closing ends them all."""
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                for step in steps:
+                    step()
+
+        thread = threading.Thread(target=run)
+        self._threads.append(thread)
+        thread.start()
+        return thread
 
     @property
     def pooled(self) -> int:
@@ -168,8 +192,8 @@ class Roads:
         lease = ledger.acquire("tier")
         assert isinstance(lease, AdmissionLease)
         caller, served = tcp_pair(receive_buffer=receive_buffer)
-        self._closing.callback(caller.close)
-        self._closing.callback(served.close)
+        for sock in (caller, served):
+            self._closing.callback(hang_up, sock)
         over = threading.Event()
 
         def note(dispatch: Dispatch) -> None:

@@ -326,9 +326,12 @@ def _nothing_here(environ: "WSGIEnvironment", start_response: "StartResponse") -
 
 
 def authenticate(router: "Router", environ: "WSGIEnvironment", *scopes: Scope) -> Principal:
-    """The principal that may use one of ``scopes``; raises a refusal with 401 or 403."""
+    """The principal that may use one of ``scopes``; raises a refusal with 401 or 403, or 503 while keys are
+    not known yet: they are read once the ledger is this process's."""
     secret = presented_secret(environ.get("HTTP_AUTHORIZATION"), environ.get("HTTP_X_API_KEY"))
     principal = router.ring.verify(secret)
+    if principal is None and not router.owns_ledger:
+        raise _Refusal(NOT_OWNER, RETRY_SOON)
     if principal is None:
         raise _Refusal(UNAUTHENTICATED, ("WWW-Authenticate", "Bearer"))
     if not principal.may(*scopes):

@@ -201,6 +201,17 @@ class TestScopes:
                 assert (reply.status, reply.json["error"]["code"]) == (401, "invalid_api_key"), path
                 assert reply.headers["www-authenticate"] == "Bearer"
 
+    def test_a_process_that_stands_by_knows_no_key_and_says_503(self, control: Control) -> None:
+        """Keys are read after the ledger's lock is taken: until then nobody's key is wrong."""
+        secret = secret_of(control, "infer", "observe", "operate")
+        control.router.ring.replace([])
+        control.router.owns_ledger = False
+        assert chat(control, secret).json["error"]["code"] == "not_ledger_owner"
+        for path in ("/v1/models", "/v1/models/capacity", TRANSITION):
+            reply = control.request("GET", path, token=secret)
+            assert (reply.status, reply.json["error"]["code"]) == (503, "not_ledger_owner"), path
+            assert reply.headers["retry-after"] == "1"
+
     def test_it_may_be_presented_in_either_header(self, control: Control) -> None:
         secret = secret_of(control, "infer")
         assert chat(control, None, HTTP_X_API_KEY=secret).status == 404

@@ -288,8 +288,26 @@ class RelayLoop:
         while connection is not None and connection.pending and not dispatch.over:
             # Decrypted bytes inside the TLS layer raise no event.
             body += dispatch.on_readable()
-        if body or dispatch.over or (dispatch.head is not None and not flow.head_sent):
+        exchange = dispatch.exchange
+        if body and flow.head_sent and not flow.unsent and not exchange.over:
+            self._pass_on(flow, body)
+        elif body or exchange.over or (exchange.head is not None and not flow.head_sent):
             self._emit(flow, dispatch, body)
+
+    def _pass_on(self, flow: Flow, body: bytes) -> None:
+        """The middle of a stream, which is nearly every event: nothing is queued, so frame it and send it."""
+        data = b"%x\r\n%b\r\n" % (len(body), body) if flow.chunked else body
+        try:
+            sent = flow.client.send(data, _SEND_FLAGS)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._abandon(flow)
+            return
+        if sent < len(data):
+            flow.unsent.append(data[sent:])
+            flow.backlog += len(data) - sent
+            self._flush(flow)
 
     def _on_client(self, flow: Flow, mask: int) -> None:
         if mask & _GONE:

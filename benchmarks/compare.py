@@ -1,0 +1,201 @@
+"""Anvil beside its peers: the same work through each in turn, in interleaved rounds.
+
+    python -m benchmarks.compare [--rounds N] [--peers NAME,...] [--quick] [--write]
+
+Works: one and 32 callers of whole answers; 64, 256, 512 and 1,000 streams of 100 events, 50 a second each.
+Every figure is the median of the rounds beside its least and greatest; what counts is the ratio to
+``direct``, the same work straight to an engine, in the same run. ``--write`` puts the table into
+docs/benchmarks/.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import peers
+from benchmarks.client import Result, closed_loop, percentile, streams
+from benchmarks.peers import PeerMissing, Running
+
+EVENTS = 100
+SPACING = 0.004
+"""Seconds between two streams' starts: 512 of them begin within two seconds."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kind of load; ``run`` does it against a port and a model name.
+
+    ``token`` is the engines' seconds between tokens for it: whole answers come at once, so that the time
+    measured is the router's.
+    """
+
+    name: str
+    run: Callable[[int, str], Result]
+    token: float = 0.02
+
+
+def works(*, quick: bool) -> list[Work]:
+    seconds = 1.0 if quick else 4.0
+    counts = (64,) if quick else (64, 256, 512, 1000)
+    found = [
+        Work(
+            f"c={clients}",
+            lambda port, model, n=clients: asyncio.run(closed_loop(port, model, n, seconds)),
+            0.0,
+        )
+        for clients in (1, 32)
+    ]
+    return found + [
+        Work(
+            f"{count} streams",
+            lambda port, model, n=count: asyncio.run(streams(port, model, n, tokens=EVENTS, spacing=SPACING)),
+        )
+        for count in counts
+    ]
+
+
+def routers(engines: Sequence[int]) -> dict[str, Callable[[], Running]]:
+    """Every router by name, as something that starts it."""
+    return {
+        "anvil": lambda: peers.anvil(engines),
+        "vllm-router": lambda: peers.rust_router("vllm-router", engines),
+        "sglang-router": lambda: peers.rust_router("sglang-router", engines),
+        "smg": lambda: peers.rust_router("smg", engines),
+        "litellm": lambda: peers.litellm(engines),
+        "haproxy": lambda: peers.haproxy(engines),
+    }
+
+
+Figures = dict[str, list[float]]
+Rows = dict[tuple[str, str], Figures]
+SLOW = {"litellm": {"512 streams", "1000 streams"}}
+"""Works that would take a peer minutes and say nothing new."""
+
+
+def measure(running: Running | None, work: Work, engines: Sequence[int], rows: Rows, name: str) -> None:
+    """One round of one work through one router (None: direct)."""
+    for engine in engines:
+        peers.set_token(engine, work.token)
+    before = running.cpu_seconds() if running is not None else 0.0
+    port, model = (running.port, running.model) if running is not None else (engines[0], "demo-model")
+    result = work.run(port, model)
+    figures = rows.setdefault((work.name, name), {})
+    if work.name.startswith("c="):
+        done, times = len(result.whole), result.whole
+    else:
+        done, times = result.events, result.first_token
+    measured = {
+        "rate": done / result.seconds,
+        "p50": percentile(times, 0.5) * 1e3,
+        "p99": percentile(times, 0.99) * 1e3,
+        "lost": float(result.failed + result.refused),
+    }
+    if running is not None and done:
+        measured["cpu_us"] = (running.cpu_seconds() - before) / done * 1e6
+        measured["mib"] = running.resident_mib()
+    for key, value in measured.items():
+        figures.setdefault(key, []).append(value)
+
+
+def run(names: Sequence[str], rounds: int, *, quick: bool) -> tuple[Rows, list[str]]:
+    rows: Rows = {}
+    missing: list[str] = []
+    with peers.engine() as first, peers.engine() as second:
+        engines = [first.port, second.port]
+        starters = routers(engines)
+        for number in range(rounds):
+            for work in works(quick=quick):
+                measure(None, work, engines, rows, "direct")
+            for name in names:
+                if name in missing:
+                    continue
+                try:
+                    with starters[name]() as running:
+                        for work in works(quick=quick):
+                            if work.name not in SLOW.get(name, ()):
+                                measure(running, work, engines, rows, name)
+                except PeerMissing as fault:
+                    missing.append(name)
+                    print(f"bench: left out: {fault}", file=sys.stderr, flush=True)
+            print(f"bench: round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
+    return rows, missing
+
+
+def table(rows: Rows, missing: Sequence[str], rounds: int) -> str:
+    """The figures as Markdown."""
+    lines = [
+        "# Anvil beside its peers",
+        "",
+        f"Made by `python -m benchmarks.compare`: {rounds} interleaved rounds; engines, router and client on",
+        "the same cores. Medians, with the least and the greatest of the rounds in brackets. Rate: answers or",
+        "events a second. Times: milliseconds, of a whole answer (c=N) or to the first token (streams). CPU:",
+        "the router's own, microseconds per answer or event. Ratios hold from machine to machine, absolutes",
+        "do not.",
+        "",
+    ]
+    for work in dict.fromkeys(work for work, _ in rows):
+        direct = statistics.median(rows[work, "direct"]["rate"])
+        lines += [
+            f"## {work}",
+            "",
+            "| | rate | of direct | p50 | p99 | CPU | memory MiB | lost |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for (other, name), figures in rows.items():
+            if other == work:
+                ratio = statistics.median(figures["rate"]) / direct
+                cells = [
+                    _cell(figures, "rate", "{:,.0f}"),
+                    f"{ratio:.3f}",
+                    _cell(figures, "p50", "{:.2f}"),
+                    _cell(figures, "p99", "{:.1f}"),
+                    _cell(figures, "cpu_us", "{:.1f}"),
+                    _cell(figures, "mib", "{:.0f}"),
+                    f"{sum(figures['lost']):.0f}",
+                ]
+                lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("")
+    if missing:
+        lines += [f"Not to be had here, and left out: {', '.join(missing)}.", ""]
+    return "\n".join(lines)
+
+
+def _cell(figures: Figures, key: str, form: str) -> str:
+    values = figures.get(key)
+    if not values:
+        return ""
+    middle = form.format(statistics.median(values))
+    if len(values) == 1:
+        return middle
+    return f"{middle} [{form.format(min(values))}, {form.format(max(values))}]"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", default="anvil,vllm-router,sglang-router,smg,litellm,haproxy")
+    parser.add_argument("--quick", action="store_true", help="short works, to see that it runs")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks/compare.md")
+    options = parser.parse_args()
+    names = options.peers.split(",")
+    unknown = sorted(set(names) - set(routers([])))
+    if unknown:
+        parser.error(f"unknown peers: {', '.join(unknown)}")
+    rows, missing = run(names, options.rounds, quick=options.quick)
+    page = table(rows, missing, options.rounds)
+    print(page)
+    if options.write:
+        target = Path(peers.ROOT) / "docs" / "benchmarks" / "compare.md"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -38,6 +38,7 @@ def test_a_released_lease_leaves_nothing_to_reap(ledger: TierAdmission) -> None:
     assert lease is not None
     lease.release()
     del lease
+    assert ledger._lost_places.empty()
     assert ledger.reap() == 0
 
 

@@ -1,5 +1,8 @@
 """Live configuration changes: what stays carries on, what goes releases harmlessly, intents come first."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from admission.core import AdmissionError, TierAdmission, TierScope, UnknownScopeError
@@ -250,6 +253,47 @@ def test_other_tiers_do_not_notice() -> None:
     assert lease is not None
     lease.release()
     assert counts(ledger, "solo") == (0, {})
+
+
+class OvertakenLedger(TierAdmission):
+    """A ledger whose configuration changes right after a look-up, before the tier's lock is taken."""
+
+    successor: list[TierScope] | None = None
+
+    def _find(self, tier_id: object) -> Any:
+        tier = super()._find(tier_id)
+        scopes, self.successor = self.successor, None
+        if scopes is not None:
+            self.reconfigure(scopes)
+        return tier
+
+
+@pytest.mark.requirement("contract 1")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda ledger: ledger.acquire("solo"),
+        lambda ledger: ledger.acquire("solo", timeout=5),
+        lambda ledger: ledger.quiesce("solo"),
+        lambda ledger: ledger.readmit("solo"),
+        lambda ledger: ledger.drain("solo", 0),
+        lambda ledger: ledger.snapshot("solo"),
+    ],
+)
+def test_a_tier_that_goes_during_the_look_up_is_unknown(use: Callable[[TierAdmission], object]) -> None:
+    ledger = OvertakenLedger([TierScope("solo", 1)])
+    ledger.successor = []
+    with pytest.raises(UnknownScopeError):
+        use(ledger)
+    assert ledger.snapshots() == ()
+
+
+@pytest.mark.requirement("contract 1")
+def test_a_quiesce_meets_the_tiers_successor() -> None:
+    ledger = OvertakenLedger([TierScope("primary", 1)])
+    ledger.successor = [replicas({"a": 1, "b": 1})]
+    assert ledger.quiesce("primary", "late").reason == "late"
+    assert take(ledger, AB) is None
 
 
 # Intents -----------------------------------------------------------------------------------------------

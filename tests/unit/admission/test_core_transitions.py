@@ -326,14 +326,14 @@ def test_the_readmit_of_another_scope_leaves_a_drain_alone() -> None:
 def test_an_interrupted_drain_frees_its_scope() -> None:
     readings = iter([0.0])
 
-    def broken_clock() -> float:
+    def clock_that_breaks() -> float:
         return next(readings)
 
-    ledger = TierAdmission([replicas({"a": 4, "b": 4})], monotonic=broken_clock)
+    ledger = TierAdmission([replicas({"a": 4, "b": 4})], monotonic=clock_that_breaks)
     leases = held(ledger, "a")
     ledger.quiesce("primary")
     with pytest.raises(StopIteration):
         ledger.drain("primary", 1)
-    leases["a"].release()
-    readings = iter([0.0])
-    assert ledger.drain("primary", 1).drained is True
+    readings = iter([0.0, 1.0])
+    assert ledger.drain("primary", 1).timed_out is True
+    assert leases["a"].release() is True

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import random
 import threading
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from django.db import OperationalError
 from admission.intents import IntentError
 from admission.models import AdmissionIntent
 from anvil_site.runtime import Runtime, StartRefused, make_pressure
-from routing import publishing
+from routing import publishing, transitions
+from routing.audit import Through
 from routing.models import RouterSnapshot
+from routing.refusals import Refused
 from routing.router import Router
 from routing.snapshot import validate_snapshot
 from tests.web.control_support import (
@@ -136,6 +139,37 @@ class TestFailingDatabase:
             ("transition", "invalid_request"): 1,
         }
         assert audit_rows() == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_at_once_rows_and_ledger_agree_in_the_end(control: Control, seed: int) -> None:
+    """Four people quiesce and readmit the same scopes."""
+    scopes = [("solo", None), ("chat", None), ("chat", "member-a")]
+    barrier = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        choose = random.Random(f"{seed}-{number}")
+        barrier.wait(PATIENCE)
+        for turn in range(12):
+            verb = choose.choice([transitions.quiesce, transitions.readmit])
+            scope = choose.choice(scopes)
+            with contextlib.suppress(Refused):
+                verb(control.router, *scope, reason=f"r{number}.{turn}", actor="ada", through=Through.CONSOLE)
+
+    with contextlib.ExitStack() as threads:
+        results = [threads.enter_context(in_thread(lambda number=n: work(number))) for n in range(4)]
+        for result in results:
+            result()
+    held = {
+        (snapshot.tier_id, member_id or ""): reason
+        for snapshot in control.router.ledger.snapshots()
+        for member_id, reason in [
+            (None, snapshot.reason),
+            *((member.member_id, member.reason) for member in snapshot.members),
+        ]
+        if reason is not None
+    }
+    assert {(tier_id, member_id): reason for tier_id, member_id, reason, _ in intent_rows()} == held
 
 
 def restarted(control: Control) -> Router:

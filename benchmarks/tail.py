@@ -5,8 +5,8 @@
 Four engines with eight slots each, the fourth half as fast; Poisson arrivals at 34 a second, doubled one
 second in five, short and long answers mixed; and the third engine also gets four requests a second that no
 router sent. Every router meets the same arrivals of the same seeds, in interleaved runs. Time to first token
-is pooled over the runs; the interval beside p99 is a bootstrap over runs (95 %). Refusals are counted apart: a
-router with ceilings may refuse, one without cannot.
+is pooled over the runs; the interval beside p99 is a bootstrap over runs (95 %). Refusals are counted
+apart: a router with ceilings may refuse, one without cannot.
 """
 
 import argparse
@@ -102,9 +102,9 @@ def table(results: dict[str, list[Result]], missing: Sequence[str], seconds: flo
     lines = [
         "# Tail latency under bursts",
         "",
-        f"Made by `python -m benchmarks.tail`: {count} interleaved runs of {seconds:.0f} s, seeds 1 to {count}.",
-        "Four engines of 8 slots, the fourth half as fast, outside traffic on the third. Time to first token in",
-        "milliseconds, pooled; in brackets the 95 % bootstrap interval of p99 over runs.",
+        f"Made by `python -m benchmarks.tail`: {count} interleaved runs of {seconds:.0f} s, seeds from 1.",
+        "Four engines of 8 slots, the fourth half as fast, outside traffic on the third. Time to first token",
+        "in milliseconds, pooled; in brackets the 95 % bootstrap interval of p99 over runs.",
         "",
         "| | p50 | p95 | p99 | of leastconn's p99 | refused | failed |",
         "|---|---|---|---|---|---|---|",
@@ -115,8 +115,8 @@ def table(results: dict[str, list[Result]], missing: Sequence[str], seconds: flo
         asked = sum(len(each.whole) + each.refused + each.failed for each in runs)
         refused = sum(each.refused for each in runs) / max(1, asked)
         lines.append(
-            f"| {name} | {pooled(runs, 0.5):.0f} | {pooled(runs, 0.95):.0f} | {p99:.0f} [{low:.0f}, {high:.0f}] "
-            f"| {p99 / base:.2f} | {refused:.2%} | {sum(each.failed for each in runs)} |"
+            f"| {name} | {pooled(runs, 0.5):.0f} | {pooled(runs, 0.95):.0f} "
+            f"| {p99:.0f} [{low:.0f}, {high:.0f}] | {p99 / base:.2f} | {refused:.2%} | {sum(each.failed for each in runs)} |"
         )
     own = [
         f"{name} {statistics.median(percentile(each.first_token, 0.99) for each in runs) * 1e3:.0f}"

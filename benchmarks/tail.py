@@ -114,9 +114,10 @@ def table(results: dict[str, list[Result]], missing: Sequence[str], seconds: flo
         p99 = pooled(runs, 0.99)
         asked = sum(len(each.whole) + each.refused + each.failed for each in runs)
         refused = sum(each.refused for each in runs) / max(1, asked)
+        failed = sum(each.failed for each in runs)
         lines.append(
             f"| {name} | {pooled(runs, 0.5):.0f} | {pooled(runs, 0.95):.0f} "
-            f"| {p99:.0f} [{low:.0f}, {high:.0f}] | {p99 / base:.2f} | {refused:.2%} | {sum(each.failed for each in runs)} |"
+            f"| {p99:.0f} [{low:.0f}, {high:.0f}] | {p99 / base:.2f} | {refused:.2%} | {failed} |"
         )
     own = [
         f"{name} {statistics.median(percentile(each.first_token, 0.99) for each in runs) * 1e3:.0f}"

@@ -24,7 +24,7 @@ from telemetry.evidence import ProcessEvidence
 from telemetry.series import Point, Series, render
 from telemetry.stats import MAX_STATS_LIMIT, build_stats
 
-VERSION: Final = version("anvil-inference-router")
+VERSION: Final = version("anvil-router")
 
 # What has happened since the process started
 REQUESTS: Final = Series(

@@ -130,11 +130,11 @@ def table(rows: Rows, missing: Sequence[str], rounds: int) -> str:
     lines = [
         "# Anvil beside its peers",
         "",
-        f"Made by `python -m benchmarks.compare`: {rounds} interleaved rounds; engines, router and client",
-        "on the same cores. Medians, with the least and the greatest of the rounds in brackets. Rate: answers",
-        "or events a second. Times: milliseconds, of a whole answer (c=N) or to the first token (streams). CPU:",
-        "the router's own, microseconds per answer or event. Ratios hold from machine to machine, absolutes",
-        "do not.",
+        f"Made by `python -m benchmarks.compare`: {rounds} interleaved rounds; engines, router and",
+        "client on the same cores. Medians, with the least and the greatest of the rounds in brackets.",
+        "Rate: answers or events a second. Times: milliseconds, of a whole answer (c=N) or to the first",
+        "token (streams). CPU: the router's own, microseconds per answer or event. Ratios hold from",
+        "machine to machine, absolutes do not.",
         "",
     ]
     for work in dict.fromkeys(work for work, _ in rows):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from django.db import close_old_connections, connection
+from django.db import Error, close_old_connections, connection
 
 from admission.replica_scheduler import decision_as_dict
 from routing.records import DecisionRecord, canonical_record
@@ -44,14 +44,19 @@ class EntryWriter(BoundedWriter[DecisionRecord]):
         close_old_connections()
         try:
             DecisionEntry.objects.bulk_create([entry_of(record) for record in batch])
-            self._since_trim += len(batch)
-            if self._since_trim >= TRIM_EVERY:
-                trim(self._retention)
-                self._since_trim = 0
         except BaseException:
             # Whatever state it is in: the next batch opens a new one.
             connection.close()
             raise
+        self._since_trim += len(batch)
+        if self._since_trim < TRIM_EVERY:
+            return
+        try:
+            trim(self._retention)
+            self._since_trim = 0
+        except Error:
+            # This batch is written; the next one tries again.
+            connection.close()
 
     def close(self) -> None:
         connection.close()

@@ -325,14 +325,21 @@ class Router:
     """The production command on a port and a data directory of its own."""
 
     def __init__(
-        self, directory: Path, installed: Documents | None = None, *, environ: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        installed: Documents | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        config: str = "python:anvil_site.gunicorn",
     ) -> None:
-        """``installed`` is what a first start on this ``directory`` installs; ``environ`` adds variables."""
+        """``installed`` is what a first start on this ``directory`` installs; ``environ`` adds variables;
+        ``config`` is gunicorn's configuration, where it is not the production one."""
         directory.mkdir(parents=True, exist_ok=True)
         self._ports = ReservedPorts()
         self.port = self._ports.first
         self.directory = directory
         self.token = TOKEN
+        self._config = config
         self._log_path = directory / "router.log"
         self._process: subprocess.Popen[bytes] | None = None
         inherited = {
@@ -385,7 +392,7 @@ class Router:
     def start(self, *, wait: bool = True, timeout: float = 60.0) -> Self:
         """Start gunicorn, and wait until ``/readyz`` says 200 unless told not to."""
         assert self._process is None or self._process.poll() is not None, "it runs already"
-        command = [sys.executable, "-m", "gunicorn", "-c", "anvil_site/gunicorn.py"]
+        command = [sys.executable, "-m", "gunicorn", "--config", self._config]
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "anvil_site.wsgi:application"],

@@ -88,6 +88,17 @@ def test_promtool_finds_nothing_to_say(router: Router) -> None:
     assert (linted.returncode, linted.stdout, linted.stderr) == (0, b"", b"")
 
 
+def test_every_alert_fires_when_it_should_and_not_before() -> None:
+    """`promtool test rules` over made series; the list of alerts in that file is complete."""
+    cases = ROOT / "tests" / "live" / "prometheus_alerts.yml"
+    for command in (["check", "rules", str(RULES), str(ALERTS)], ["test", "rules", str(cases)]):
+        run = subprocess.run(["promtool", *command], capture_output=True, text=True, timeout=60, check=False)
+        assert run.returncode == 0, run.stdout + run.stderr
+    for line in ALERTS.read_text().splitlines():
+        if "- alert: " in line:
+            assert f"alertname: {line.rpartition(' ')[2]}" in cases.read_text()
+
+
 def test_what_a_scrape_says_after_some_requests(router: Router) -> None:
     use(router, 4)
     text = scrape(router)

@@ -87,19 +87,20 @@ class ChatReader(Reader):
         if data.strip() == b"[DONE]":
             teller.begin(None, None)
             return True
-        chunk = read_answer(data, _Completion)
-        self._tell(chunk, data, teller, named_error=named_error)
+        if named_error:
+            raise refusal_in(data)
+        self._tell(read_answer(data, _Completion), data, teller)
         return False
 
     def whole(self, body: bytes, teller: Teller) -> None:
         """Tell a completion, which has a choice."""
         completion = read_answer(body, _Completion)
-        self._tell(completion, body, teller, named_error=False)
+        self._tell(completion, body, teller)
         if not completion.choices:
             raise MalformedAnswer
 
-    def _tell(self, completion: _Completion, data: bytes, teller: Teller, *, named_error: bool) -> None:
-        if named_error or completion.error is not None or completion.kind == "error":
+    def _tell(self, completion: _Completion, data: bytes, teller: Teller) -> None:
+        if completion.error is not None or completion.kind == "error":
             raise refusal_in(data)
         teller.begin(completion.id, completion.created)
         if completion.usage is not None:

@@ -50,6 +50,7 @@ class _Message(msgspec.Struct):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: _Usage | None = None
+    error: object = None
 
 
 class _Delta(msgspec.Struct):
@@ -69,6 +70,7 @@ class _Event(msgspec.Struct):
     content_block: _Block | None = None
     delta: _Delta | None = None
     usage: _Usage | None = None
+    error: object = None
 
 
 _STOPS: Final = {
@@ -92,8 +94,10 @@ class MessagesReader(Reader):
 
     def event(self, data: bytes, *, named_error: bool, teller: Teller) -> bool:
         """Tell one event; ``message_stop`` ends the stream."""
+        if named_error:
+            raise refusal_in(data)
         event = read_answer(data, _Event)
-        if named_error or event.type == "error":
+        if event.type == "error" or event.error is not None:
             raise refusal_in(data)
         if event.type == "message_start":
             message = event.message or _Message()
@@ -116,7 +120,7 @@ class MessagesReader(Reader):
     def whole(self, body: bytes, teller: Teller) -> None:
         """Tell a message."""
         message = read_answer(body, _Message)
-        if message.type == "error":
+        if message.type == "error" or message.error is not None:
             raise refusal_in(body)
         if message.content is None:
             raise MalformedAnswer

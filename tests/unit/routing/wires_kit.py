@@ -18,7 +18,7 @@ ANTHROPIC = Target(dialect="anthropic")
 NATIVE = Target(dialect="openai", wires=("responses", "messages"))
 
 
-def named(name: str, **fields: Any) -> bytes:
+def named(name: str, /, **fields: Any) -> bytes:
     """One event with its name, compact."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), compact({"type": name, **fields}))
 

@@ -132,6 +132,7 @@ LOGIN_REDIRECT_URL = "console:fleet"
 LANGUAGE_CODE = "en-gb"
 TIME_ZONE = "UTC"
 USE_I18N = False
+FORMAT_MODULE_PATH = ["anvil_site.formats"]
 USE_TZ = True
 
 STATIC_URL = "static/"

@@ -10,6 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.html import format_html
 
 from admission.admin import ReadOnlyAdmin
 from routing import keys, working_copy_admin  # noqa: F401 - its import registers the working copy
@@ -151,6 +152,7 @@ class ApiKeyAdmin(ReadOnlyAdmin):
 class AuditEntryAdmin(ReadOnlyAdmin):
     """What was done, by whom and why."""
 
+    change_list_template = "console/wide_list.html"
     list_display = [
         *("at", "actor", "through", "action"),
         *("tier_id", "member_id", "subject", "reason", "result"),
@@ -165,8 +167,9 @@ class AuditEntryAdmin(ReadOnlyAdmin):
 class RouterSnapshotAdmin(ReadOnlyAdmin):
     """Every capture; its page compares it with what is active and activates it."""
 
+    change_list_template = "console/wide_list.html"
     list_display = [
-        *("name", "is_active", "config_sha256", "created_at", "created_by", "source"),
+        *("name", "is_active", "digest", "created_at", "created_by", "source"),
         *("tier_count", "replica_member_count"),
     ]
     list_filter = ["source", "created_by"]
@@ -181,6 +184,10 @@ class RouterSnapshotAdmin(ReadOnlyAdmin):
     @admin.display(description="snapshot", ordering="pk")
     def name(self, row: RouterSnapshot) -> str:
         return f"Snapshot {row.pk}"
+
+    @admin.display(description="digest", ordering="config_sha256")
+    def digest(self, row: RouterSnapshot) -> str:
+        return format_html('<code title="{}">{}…</code>', row.config_sha256, row.config_sha256[:16])
 
     @admin.display(description="active", boolean=True)
     def is_active(self, row: Any) -> bool:

@@ -5,9 +5,10 @@ from typing import Any
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest
+from django.template.loader import render_to_string
 
 from admission.admin import ReadOnlyAdmin
-from routing.templatetags.console import seconds
+from routing.templatetags.console import badge, seconds
 from telemetry.console import decision_page
 from telemetry.models import DecisionEntry
 
@@ -16,17 +17,10 @@ from telemetry.models import DecisionEntry
 class DecisionEntryAdmin(ReadOnlyAdmin):
     """What became of each request that had a route."""
 
+    change_list_template = "console/wide_list.html"
     list_display = (
-        "recorded_at",
-        "route",
-        "requested_tier",
-        "member",
-        "outcome",
-        "reason",
-        "freshness",
-        "tokens",
-        "took",
-        "request_id",
+        *("recorded_at", "route", "scope", "became", "reason", "freshness"),
+        *("tokens", "took", "request_id"),
     )
     list_filter = (
         "outcome",
@@ -42,9 +36,14 @@ class DecisionEntryAdmin(ReadOnlyAdmin):
     list_per_page = 50
     show_full_result_count = False
 
-    @admin.display(description="member", ordering="replica_member_id", empty_value="–")  # noqa: RUF001
-    def member(self, entry: DecisionEntry) -> str | None:
-        return entry.replica_member_id or None
+    @admin.display(description="scope", ordering="requested_tier")
+    def scope(self, entry: DecisionEntry) -> str:
+        """The tier, and the member that was selected."""
+        return "/".join(filter(None, (entry.requested_tier, entry.replica_member_id)))
+
+    @admin.display(description="outcome", ordering="outcome")
+    def became(self, entry: DecisionEntry) -> str:
+        return render_to_string("console/_badge.html", badge(entry.outcome))
 
     @admin.display(description="tokens in + out")
     def tokens(self, entry: DecisionEntry) -> str:

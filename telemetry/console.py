@@ -25,15 +25,13 @@ def explain(request: HttpRequest) -> HttpResponseBase:
     alias = normalise_alias(request.GET.get("model", ""))
     request_id = request.GET.get("request_id", "").strip()
     context: dict[str, object] = {"alias": alias, "request_id": request_id, "aliases": _aliases()}
-    status = 200
     if alias:
-        context["explanation"] = explanation = _explained(alias)
-        status = 200 if explanation is not None else 404
+        context["explanation"] = _explained(alias)
     if request_id:
         may_look = request.user.has_perm(VIEW_DECISIONS)
         context["may_look"] = may_look
         context["entries"] = _entries(request_id) if may_look else ()
-    return render(request, "console/explain.html", "Why is it refused?", context, status=status)
+    return render(request, "console/explain.html", "Why is it refused?", context)
 
 
 def decision_page(request: HttpRequest, entry: DecisionEntry, context: dict[str, object]) -> HttpResponse:

@@ -29,15 +29,11 @@ RECENT_ENTRIES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one scope fared: a sentence, and the answer's status where it was refused."""
+    """How one scope fared, in a sentence."""
 
     scope: ScopeId
     text: str
-    status: int | None = None
-
-    @property
-    def was_refused(self) -> bool:
-        return self.status is not None
+    was_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +98,7 @@ def quiesce(request: HttpRequest) -> HttpResponseBase:
             actor=actor_of(request),
             through=Through.CONSOLE,
         )
-        return f"{scope} is quiesced, reason {reason}."
+        return f"Quiesced {scope}, reason {reason}."
 
     return _confirm(request, "quiesce", wanted, form, do)
 
@@ -142,7 +138,7 @@ def readmit(request: HttpRequest) -> HttpResponseBase:
             actor=actor_of(request),
             through=Through.CONSOLE,
         )
-        return f"{scope}: {words.readmit(str(result['reason']))}."
+        return f"Readmitted {scope}: {words.readmit(str(result['reason']))}."
 
     return _confirm(request, "readmit", wanted, form, do)
 
@@ -177,10 +173,7 @@ def _confirm(
         "back_url": address("scopes", wanted),
         "unverifiable": any(_is_unverifiable(router, scope) for scope in wanted),
     }
-    status = next((outcome.status for outcome in outcomes if outcome.status is not None), 200)
-    if form.is_bound and not form.is_valid():
-        status = 422
-    return render(request, "console/transition.html", _title(verb, wanted), context, status=status)
+    return render(request, "console/transition.html", _title(verb, wanted), context)
 
 
 def _carry_out(router: Router, scope: ScopeId, do: Do) -> Outcome:
@@ -192,7 +185,7 @@ def _carry_out(router: Router, scope: ScopeId, do: Do) -> Outcome:
         text = f"{scope}: {error}"
         if error.code == "readmit_refused" and isinstance(why, str):
             text = f"{scope} stays quiesced: {words.readmit(why)} ({why})."
-        return Outcome(scope, text, error.status)
+        return Outcome(scope, text, was_refused=True)
 
 
 def _candidates(router: Router, verb: str, wanted: Sequence[ScopeId]) -> Iterator[Candidate]:

@@ -109,8 +109,7 @@ def import_documents(request: HttpRequest) -> HttpResponseBase:
     """Take documents from files: their faults, or the page of the capture."""
     form = ImportForm(request.POST or None, request.FILES or None)
     if request.method != "POST" or not form.is_valid():
-        status = 422 if form.is_bound else 200
-        return render(request, "console/import.html", "Import a TOML file", {"form": form}, status=status)
+        return render(request, "console/import.html", "Import a TOML file", {"form": form})
     names = {name: str(getattr(upload, "name", name)) for name, upload in request.FILES.items()}
     documents: tuple[bytes, bytes | None, bytes | None] = (
         form.cleaned_data["config"],
@@ -121,7 +120,7 @@ def import_documents(request: HttpRequest) -> HttpResponseBase:
     if found:
         lines = list(_fault_lines(found[:MAX_FAULTS], documents, names))
         context = {"form": form, "faults": lines, "more": len(found) > MAX_FAULTS}
-        return render(request, "console/import.html", "Import a TOML file", context, status=422)
+        return render(request, "console/import.html", "Import a TOML file", context)
     return _captured(request, documents, RouterSnapshot.Source.UPLOAD)
 
 
@@ -136,8 +135,7 @@ def publish(request: HttpRequest) -> HttpResponseBase:
             "faults": [_row_fault(fault) for fault in found[:MAX_FAULTS]],
             "more": len(found) > MAX_FAULTS,
         }
-        status = 422 if request.method == "POST" else 200
-        return render(request, "console/publish.html", title, context, status=status)
+        return render(request, "console/publish.html", title, context)
     documents = (*copy.render(), None)
     if request.method == "POST":
         return _captured(request, documents, RouterSnapshot.Source.PUBLICATION)
@@ -203,7 +201,7 @@ def activate(request: HttpRequest, snapshot_id: int) -> HttpResponseBase:
         return redirect("console:snapshot", row.pk)
     form = ActivateForm(request.POST)
     if not form.is_valid():
-        return _snapshot_page(request, row, form, status=422)
+        return _snapshot_page(request, row, form)
     timeout = form.cleaned_data["drain_timeout"] if "drain" in request.POST else None
     if "drain" in request.POST and timeout is None:
         timeout = DEFAULT_DRAIN_TIMEOUT
@@ -240,9 +238,7 @@ def load(request: HttpRequest, snapshot_id: int) -> HttpResponseBase:
     return redirect("console:configuration")
 
 
-def _snapshot_page(
-    request: HttpRequest, row: RouterSnapshot, form: ActivateForm, *, status: int = 200
-) -> HttpResponse:
+def _snapshot_page(request: HttpRequest, row: RouterSnapshot, form: ActivateForm) -> HttpResponse:
     router = live()
     context: dict[str, object] = {"row": row, "form": form}
     context["documents"] = [
@@ -261,7 +257,7 @@ def _snapshot_page(
     else:
         context |= _difference(publishing.diff(active_snapshot(), candidate), preview.not_at_rest)
         context["not_at_rest"] = [_scope_text(scope) for scope in preview.not_at_rest]
-    return render(request, "console/snapshot.html", f"Snapshot {row.pk}", context, status=status)
+    return render(request, "console/snapshot.html", f"Snapshot {row.pk}", context)
 
 
 # Activation --------------------------------------------------------------------------------------------

@@ -113,7 +113,19 @@ class ScopeView:
         return self.hold is None and self.readiness.available
 
     @property
+    def is_unprobed(self) -> bool:
+        """Whether nothing is known of its readiness since the prober leaves quiesced scopes alone."""
+        return self.hold is not None and self.readiness.reason in ("probe_pending", "probe_invalidated")
+
+    @property
+    def readiness_word(self) -> str:
+        """``ready``, ``unavailable`` or ``not probed``."""
+        return "not probed" if self.is_unprobed else self.readiness.state
+
+    @property
     def readiness_in_words(self) -> str:
+        if self.is_unprobed:
+            return "it is probed again when it is readmitted"
         return words.readiness(self.readiness.reason)
 
     @property

@@ -19,7 +19,14 @@ def check_reason(value: object) -> None:
         raise ValidationError("One word of letters, digits, dots, dashes and underscores, at most 128.")
 
 
-class QuiesceForm(forms.Form):
+class ConsoleForm(forms.Form):
+    """Labels without a colon: each stands above its field."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"label_suffix": "", **kwargs})
+
+
+class QuiesceForm(ConsoleForm):
     """Why a scope is quiesced. The page has the list of suggestions beside it."""
 
     reason = forms.CharField(
@@ -32,7 +39,7 @@ class QuiesceForm(forms.Form):
     )
 
 
-class DrainForm(forms.Form):
+class DrainForm(ConsoleForm):
     """How long a drain waits."""
 
     timeout = forms.FloatField(
@@ -44,7 +51,7 @@ class DrainForm(forms.Form):
     )
 
 
-class ReadmitForm(forms.Form):
+class ReadmitForm(ConsoleForm):
     """What a readmit may go without."""
 
     accept_unverified = forms.BooleanField(
@@ -68,7 +75,7 @@ class DocumentField(forms.FileField):
         return content
 
 
-class ImportForm(forms.Form):
+class ImportForm(ConsoleForm):
     """The documents of a configuration, exactly as their files have them."""
 
     config = DocumentField(label="Router configuration", help_text="TOML, at most 1 MiB.")
@@ -84,7 +91,7 @@ class ImportForm(forms.Form):
     )
 
 
-class ActivateForm(forms.Form):
+class ActivateForm(ConsoleForm):
     """Whether an activation brings scopes to rest by itself, and how long it waits for that."""
 
     drain_timeout = forms.FloatField(

@@ -99,6 +99,6 @@ def sparkline(samples: Sequence[Reading], *, now: float, ceiling: int | None) ->
             lines[-1].append(point)
         else:
             # A short level stroke, so that a single point shows at all.
-            lines.append([f"{max(0.0, x - 1):.1f},{y:.1f}", point])
+            lines.append([f"{max(0.0, x - 3):.1f},{y:.1f}", point])
         previous = place
     return Sparkline(lines=tuple(" ".join(line) for line in lines), latest=most[max(most)], peak=peak)

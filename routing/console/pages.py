@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from typing import Concatenate, Final, ParamSpec
 
+from django import shortcuts
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
@@ -35,7 +35,8 @@ def page(permission: str, *methods: str) -> Callable[[View[P]], View[P]]:
     def decorate(view: View[P]) -> View[P]:
         def allowed(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
             if not request.user.has_perm(permission):
-                raise PermissionDenied
+                # Not raised: that would leave a traceback in the log for what is no fault.
+                return shortcuts.render(request, "403.html", status=403)
             return view(request, *args, **kwargs)
 
         gated: View[P] = admin.site.admin_view(require_http_methods(["GET", "HEAD", *methods])(allowed))

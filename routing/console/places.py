@@ -17,9 +17,10 @@ _ONE_KEY: Final = re.compile(_KEY)
 _LIST_HEADING: Final = re.compile(rf"\s*\[\[\s*({_KEYS})\s*\]\]")
 _HEADING: Final = re.compile(rf"\s*\[\s*({_KEYS})\s*\]")
 _ASSIGNMENT: Final = re.compile(rf"\s*({_KEYS})\s*=")
-_CLOSED: Final = re.compile(
-    r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?!"")(?:\\.|[^"\\])*"|\'(?!\'\')[^\']*\'|#.*', re.DOTALL
+_OPAQUE: Final = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|(?P<left_open>"""|\'\'\').*|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*'
 )
+"""Strings and comments of one line; the last string may go on in the next one."""
 _STATED: Final = re.compile(r"\(at line (\d+), column \d+\)")
 _LAST_PART: Final = re.compile(r"""(?:\[\d+\]|(?:^|\.)(?:[A-Za-z0-9_-]+|"(?:\\.|[^"\\])*"|<hidden>))$""")
 
@@ -82,11 +83,9 @@ def read_places(text: str) -> dict[str, int]:
             # An entry of a list of inline tables, each on a line of its own.
             places.setdefault(render_path(listed), number)
             listed = (*listed[:-1], int(listed[-1]) + 1)
-        rest = _CLOSED.sub("", rest)
-        for quotes in ('"""', "'''"):
-            if quotes in rest:
-                until = quotes
-                rest = rest.partition(quotes)[0]
+        for opaque in _OPAQUE.finditer(rest):
+            until = opaque["left_open"] or until
+        rest = _OPAQUE.sub("", rest)
         opened, closed = (sum(rest.count(mark) for mark in marks) for marks in ("[{", "]}"))
         depth = max(0, depth + opened - closed)
     return places

@@ -30,8 +30,8 @@ _HTTP: Final = re.compile(r"(health|identity)_http_([1-9][0-9]{2})")
 _TRANSPORT: Final = re.compile(r"(health|identity)_transport_([a-z]+)")
 
 _READMIT: Final = {
-    "readiness_passed": "verified and admitting again",
-    "readmitted_unverified": "admitting again, unverified",
+    "readiness_passed": "it was verified",
+    "readmitted_unverified": "nothing could be verified, which you accepted",
     "scope_not_quiesced": "it is not quiesced",
     "identity_not_configured": "its tier has no identity to verify: it can only be readmitted unverified",
     "all_members_quiesced": "every member of it is quiesced: readmit a member first",

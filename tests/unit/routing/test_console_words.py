@@ -1,0 +1,165 @@
+"""Codes, durations and places of the console, without a database."""
+
+import datetime
+from dataclasses import dataclass
+
+import pytest
+
+from routing.console import words
+from routing.console.history import sparkline
+from routing.console.places import line_of, read_places
+from routing.probes import FAULT_NAMES, is_readiness_reason
+
+NOW = datetime.datetime(2026, 5, 1, 12, 0, 0, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("identity_passed", "it is healthy and serves the expected model"),
+        ("identity_mismatch", "it serves another model than the expected one"),
+        ("health_http_503", "its health check was answered 503"),
+        ("identity_http_404", "the question for its models was answered 404"),
+        ("health_transport_refused", "its health check found the connection refused"),
+        ("probe_pending", "no probe of it has been completed yet"),
+    ],
+)
+def test_readiness_reasons_in_words(reason: str, told: str) -> None:
+    assert is_readiness_reason(reason)
+    assert words.readiness(reason) == told
+
+
+@pytest.mark.parametrize("name", FAULT_NAMES)
+def test_every_transport_fault_has_words(name: str) -> None:
+    assert words.readiness(f"health_transport_{name}").startswith("its health check ")
+    assert "_" not in words.readiness(f"identity_transport_{name}")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0 s ago"),
+        (59.9, "59 s ago"),
+        (60, "1 min ago"),
+        (3599, "59 min ago"),
+        (3600, "1 h ago"),
+        (86_399, "23 h ago"),
+        (200_000, "2 d ago"),
+        (-5, "0 s ago"),
+    ],
+)
+def test_how_long_ago(seconds: float, told: str) -> None:
+    assert words.ago(NOW - datetime.timedelta(seconds=seconds), NOW) == told
+
+
+def test_counts_and_lists() -> None:
+    assert words.count(1, "request is", "requests are") == "one request is"
+    assert words.count(0, "place") == "no places"
+    assert words.count(12_000, "place") == "12,000 places"
+    assert words.listed(["a"]) == "a"
+    assert words.listed(["a", "b"]) == "a and b"
+    assert words.listed(["a", "b", "c"]) == "a, b and c"
+    assert words.sentence("it works") == "It works."
+
+
+@dataclass(frozen=True)
+class Second:
+    at: float
+    active: int
+
+
+def test_a_sparkline_keeps_the_most_of_each_ten_seconds_and_its_gaps() -> None:
+    samples = [Second(at=1000.0 - age, active=active) for age, active in ((65, 1), (15, 3), (12, 4), (5, 2))]
+
+    drawn = sparkline(samples, now=1000.0, ceiling=8)
+
+    assert drawn is not None
+    assert (drawn.latest, drawn.peak) == (2, 4)
+    # 65 s ago on its own, then 15 s and 12 s as one point of 4, then 2: heights of 24 with a border of 1.
+    assert drawn.lines == ("164.9,20.2 167.9,20.2", "175.0,12.0 178.0,12.0 180.0,17.5")
+
+
+def test_a_sparkline_forgets_what_is_older_than_15_minutes() -> None:
+    assert sparkline([Second(at=99.0, active=7)], now=1000.0, ceiling=None) is None
+    assert sparkline([], now=1000.0, ceiling=8) is None
+
+
+def test_without_a_ceiling_the_peak_is_the_full_height() -> None:
+    drawn = sparkline([Second(at=995.0, active=5)], now=1000.0, ceiling=None)
+
+    assert drawn is not None
+    assert drawn.lines == ("177.0,1.0 180.0,1.0",)
+
+
+TEXT = """\
+# a comment = "no key"
+[router]
+connect_timeout = 2.0
+note = \"\"\"
+[[not.a.heading]]
+also_no_key = 1
+\"\"\"
+[router.model_routes]
+"llm.primary" = "a"
+'single.quoted' = "a"
+
+[[router.tiers]]
+id = "a"   # [[router.tiers]]
+wires = [
+  "chat",
+  # closing ] in a comment
+]
+params.capacity.image_limit = 4
+replicas = [
+  { id = "member-a", base_url = "http://127.0.0.1/v1" },
+  { id = "member-b" },
+]
+
+[[router.tiers]]
+id = "b"
+[router.tiers.replica_identity]
+model_revision = "x"
+[[router.tiers.replicas]]
+id = "member-c"
+[[router.tiers.replicas]]
+id = "member-d"
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("router.connect_timeout", 3),
+        ("router.note", 4),
+        ('router.model_routes."llm.primary"', 9),
+        ('router.model_routes."single.quoted"', 10),
+        ("router.tiers[0].id", 13),
+        ("router.tiers[0].params.capacity.image_limit", 18),
+        ("router.tiers[0].replicas[0].base_url", 20),
+        ("router.tiers[0].replicas[1].id", 21),
+        ("router.tiers[1].id", 25),
+        ("router.tiers[1].replica_identity.model_revision", 27),
+        ("router.tiers[1].replica_identity.engine_version", 26),
+        ("router.tiers[1].replicas[1].id", 31),
+        ("router.tiers[1].replicas", 28),
+        ("router.tiers[1].model", 24),
+        ("router.tiers", 12),
+        ("server.auth_env", None),
+        ("not.a.heading", None),
+        ("router.also_no_key", 2),
+    ],
+)
+def test_a_path_is_found_in_the_text(path: str, line: int | None) -> None:
+    assert line_of(read_places(TEXT), path, "is wrong") == line
+
+
+def test_a_fault_of_the_syntax_says_its_line_itself() -> None:
+    assert line_of({}, "document", "is not valid TOML: Invalid value (at line 12, column 3)") == 12
+    assert line_of({}, "document", "is not UTF-8") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "[[", '"', "'''", "= 1", "a = [[[[", "[a.'b]", "\x00\n[x]", "]]]\na = 1"]
+)
+def test_what_is_not_toml_is_no_error(text: str) -> None:
+    read_places(text)

@@ -202,6 +202,9 @@ class StopSignal:
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
+    def __del__(self) -> None:
+        os.close(self._fd)
+
     def fileno(self) -> int:
         return self._fd
 

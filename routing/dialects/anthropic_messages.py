@@ -22,7 +22,6 @@ from routing.dialects.base import (
     Usage,
 )
 from routing.dialects.document import Fields
-from routing.dialects.errors import refusal_in
 from routing.dialects.fields import (
     BOOLEAN,
     NULL,
@@ -189,9 +188,7 @@ class MessagesPassThrough(NamedEventsPassThrough):
         super().__init__(dialect=dialect, alias=alias, stream=stream)
         self._used: dict[str, int] = {}
 
-    def _take_event(self, kind: str, event: dict[str, Raw], data: bytes) -> bool:
-        if kind == "error":
-            raise refusal_in(data)
+    def _take_event(self, kind: str, event: dict[str, Raw]) -> bool:
         if kind == "message_start":
             self._read_usage(self._rename_in(event, "message"))
             return True
@@ -199,12 +196,6 @@ class MessagesPassThrough(NamedEventsPassThrough):
             self._read_usage(event)
         self.terminal = kind == "message_stop"
         return False
-
-    def _take_body(self, answer: dict[str, Raw], body: bytes) -> None:
-        if bytes(answer.get("type", NULL)) == b'"error"':
-            raise refusal_in(body)
-        self._read_usage(answer)
-        self._rename(answer)
 
     def _read_usage(self, holder: Mapping[str, Raw]) -> None:
         """Counts are totals so far; a later event repeats only those that changed."""

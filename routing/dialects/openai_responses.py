@@ -35,7 +35,6 @@ from routing.dialects.fields import (
     bad_field,
     is_unset,
     join,
-    raise_if_error,
     read,
     read_alias,
     read_array,
@@ -154,9 +153,7 @@ class ResponsesPassThrough(NamedEventsPassThrough):
         """The error event, numbered where the stream stands."""
         return error_event(failure, self._next_number)
 
-    def _take_event(self, kind: str, event: dict[str, Raw], data: bytes) -> bool:
-        if kind == "error":
-            raise refusal_in(data)
+    def _take_event(self, kind: str, event: dict[str, Raw]) -> bool:
         if kind == "response.failed":
             raise _failure_of(event)
         if not is_unset(event, "sequence_number"):
@@ -169,14 +166,9 @@ class ResponsesPassThrough(NamedEventsPassThrough):
             self.terminal = True
         return True
 
-    def _take_body(self, answer: dict[str, Raw], body: bytes) -> None:
-        raise_if_error(answer, body, named=False)
-        self._read_usage(answer)
-        self._rename(answer)
-
-    def _read_usage(self, response: Mapping[str, Raw]) -> None:
+    def _read_usage(self, holder: Mapping[str, Raw]) -> None:
         try:
-            tokens = _tokens.decode(response.get("usage", NULL))
+            tokens = _tokens.decode(holder.get("usage", NULL))
         except UNREADABLE:
             return
         self.usage = Usage(token_count(tokens.input_tokens), token_count(tokens.output_tokens))

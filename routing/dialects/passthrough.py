@@ -17,7 +17,18 @@ from typing import Final
 from msgspec import Raw
 
 from routing.dialects.base import Answer, Dialect, MalformedAnswer, Target, Translator, Whole
-from routing.dialects.fields import INTEGER, NULL, OBJECT, STRING, UNREADABLE, encode, is_unset, join, split
+from routing.dialects.fields import (
+    INTEGER,
+    NULL,
+    OBJECT,
+    STRING,
+    UNREADABLE,
+    encode,
+    is_unset,
+    join,
+    raise_if_error,
+    split,
+)
 
 _ERROR_LINE: Final = b"event: error\n"
 
@@ -61,22 +72,21 @@ class NamedEventsPassThrough(Translator):
         self._alias = Raw(encode(alias))
 
     @abstractmethod
-    def _take_event(self, kind: str, event: dict[str, Raw], data: bytes) -> bool:
-        """Read what counts of an event, rename the model in it, and say whether anything changed.
-
-        Sets ``terminal``. ``kind`` is ``error`` when the event is named so. Raises `UpstreamRefusal`.
-        """
+    def _take_event(self, kind: str, event: dict[str, Raw]) -> bool:
+        """Read what counts of an event of this ``kind``, rename the model in it, and say whether anything
+        changed. Sets ``terminal``. Raises `UpstreamRefusal`."""
 
     @abstractmethod
-    def _take_body(self, answer: dict[str, Raw], body: bytes) -> None:
-        """The same for a whole body. Raises `AnswerError`."""
+    def _read_usage(self, holder: Mapping[str, Raw]) -> None:
+        """Note the usage that an object tells of, if it does."""
 
     def event(self, data: bytes, prefix: bytes) -> bytes:
         """One event, renamed."""
         try:
             event, mark = split(data)
-            kind = "error" if _ERROR_LINE in prefix else _kind(event)
-            changed = self._take_event(kind, event, data)
+            kind = _kind(event)
+            raise_if_error(event, data, named=kind == "error" or _ERROR_LINE in prefix)
+            changed = self._take_event(kind, event)
         except UNREADABLE:
             raise MalformedAnswer from None
         payload = join(event, mark) if changed else data
@@ -89,7 +99,9 @@ class NamedEventsPassThrough(Translator):
         """The answer, renamed."""
         try:
             answer, mark = split(body)
-            self._take_body(answer, body)
+            raise_if_error(answer, body, named=_kind(answer) == "error")
+            self._read_usage(answer)
+            self._rename(answer)
         except UNREADABLE:
             raise MalformedAnswer from None
         return Whole(body=join(answer, mark))

@@ -78,6 +78,11 @@ class ReplicaDecisionReason(StrEnum):
 _T = TypeVar("_T")
 
 
+# Looked up once: these are compared for each member of each request, and enum classes are slow to ask.
+_FRESH, _STALE = PressureFreshness.FRESH, PressureFreshness.STALE
+_VALID, _MISSING, _INVALID = PressureSignalState
+
+
 def _refuse(text: str) -> NoReturn:
     raise ValueError(text)
 
@@ -106,16 +111,15 @@ class ReplicaPressure:
 
 
 def _check_pressure(freshness: object, ppm: object, requests: object, kv: object) -> None:
-    valid, invalid = PressureSignalState.VALID, PressureSignalState.INVALID
     sound = (
         type(freshness) is PressureFreshness
         and type(requests) is PressureSignalState
         and type(kv) is PressureSignalState
     )
-    if sound and (freshness is PressureFreshness.FRESH or freshness is PressureFreshness.STALE):
-        sound = (requests is valid or kv is valid) and requests is not invalid and kv is not invalid
-    if sound and freshness is PressureFreshness.FRESH:
-        sound = _is_count(ppm, 0, MAX_PRESSURE_PPM if requests is valid else PPM)
+    if sound and (freshness is _FRESH or freshness is _STALE):
+        sound = (requests is _VALID or kv is _VALID) and requests is not _INVALID and kv is not _INVALID
+    if sound and freshness is _FRESH:
+        sound = _is_count(ppm, 0, MAX_PRESSURE_PPM if requests is _VALID else PPM)
     elif ppm is not None:
         sound = False
     if not sound:
@@ -419,7 +423,6 @@ def decision_from_keys(
     member_ids, ceilings, weights, blocked = scale.member_ids, scale.ceilings, scale.weights, scale.blocked
     assert ceilings is not None, "only a capacity tier has decisions"
     size = len(member_ids)
-    fresh = PressureFreshness.FRESH
     scores = []
     for key in keys:
         if key >= blocked:
@@ -427,7 +430,7 @@ def decision_from_keys(
         rotating_rank = key & RANK_MASK
         index = (rotating_rank + cursor) % size
         level = freshness[index]
-        unknown = level is not fresh
+        unknown = level is not _FRESH
         row = _new(ReplicaScore)
         _set_member_id(row, member_ids[index])
         _set_local_active(row, key // weights[index])
@@ -707,18 +710,17 @@ def check_pressure(
             _refuse("invalid replica pressure")
         return pressure.upstream_keys, pressure.freshness
     keys, levels = [], []
-    fresh, valid = PressureFreshness.FRESH, PressureSignalState.VALID
     for value in _values_in_order(pressure, member_ids, ReplicaPressure, "invalid replica pressure"):
         try:
             freshness, ppm = value.freshness, value.pressure_ppm
             requests, kv = value.requests_state, value.kv_state
         except AttributeError:
             raise ValueError("invalid replica pressure") from None
-        # The ordinary case spares the call: fresh, and both signals there.
+        # The ordinary case spares the call: fresh, by requests at least.
         if not (
-            freshness is fresh
-            and requests is valid
-            and kv is valid
+            freshness is _FRESH
+            and requests is _VALID
+            and (kv is _VALID or kv is _MISSING)
             and type(ppm) is int
             and 0 <= ppm <= MAX_PRESSURE_PPM
         ):

@@ -85,7 +85,7 @@ class Round:
         )
 
 
-@pytest.mark.requirement("C-R003", "C-R004", "C-R011", "C-T001", "C-T012")
+@pytest.mark.requirement("C-R003", "C-R004", "C-R011", "C-T001", "C-T012", "C-A002", "Q-R009")
 def test_twenty_concurrent_attempts_never_exceed_a_ceiling() -> None:
     source = random.Random(20)
     rounds = [Round.draw(source) for _ in range(ROUNDS)]
@@ -218,7 +218,7 @@ def before_the_lock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], o
     return arrange
 
 
-@pytest.mark.requirement("C-R003", "C-R004", "Q-T004")
+@pytest.mark.requirement("C-R003", "C-R004", "Q-T004", "Q-R009")
 @pytest.mark.parametrize("member_id", [None, "a"])
 def test_a_quiesce_between_the_check_and_the_lock_wins(
     member_id: str | None, before_the_lock: Callable[[Callable[[], object]], None]

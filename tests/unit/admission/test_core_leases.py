@@ -107,7 +107,7 @@ def test_one_of_many_threads_releases_a_lease() -> None:
 # Round robin -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("Q-R008", "Q-T004")
+@pytest.mark.requirement("Q-R008", "Q-T004", "Q-A001")
 def test_round_robin_alternates_from_the_smallest_id() -> None:
     ledger = ledger_of(replicas({"member-b": None, "member-a": None}, "round_robin"))
     readiness = ready("member-a", "member-b")
@@ -182,7 +182,7 @@ def test_round_robin_ignores_pressure_but_checks_it() -> None:
 # Capacity ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("C-R004", "C-R008", "C-T012")
+@pytest.mark.requirement("C-R004", "C-R008", "C-T012", "C-A001")
 def test_the_less_loaded_member_first_then_rotation() -> None:
     ledger = ledger_of(replicas({"a": 2, "b": 2}))
     pressure = {"a": fresh(), "b": fresh()}
@@ -199,7 +199,7 @@ def test_the_less_loaded_member_first_then_rotation() -> None:
     assert counts(ledger) == (4, {"a": 2, "b": 2})
 
 
-@pytest.mark.requirement("C-R007", "C-T002", "C-T012")
+@pytest.mark.requirement("C-R007", "C-T002", "C-T012", "C-A003")
 def test_unknown_upstream_wins_with_less_local_load() -> None:
     ledger = ledger_of(replicas({"a": 2, "b": 2}))
     assert take(ledger, ready("b", down=("a",))).member_id == "b"
@@ -212,7 +212,7 @@ def test_unknown_upstream_wins_with_less_local_load() -> None:
     ]
 
 
-@pytest.mark.requirement("C-R007", "C-T002", "C-T012")
+@pytest.mark.requirement("C-R007", "C-T002", "C-T012", "C-A003")
 def test_fresh_zero_beats_unknown_at_equal_local_load() -> None:
     ledger = ledger_of(replicas({"a": 2, "b": 2}))
     lease = take(ledger, AB, {"a": ReplicaPressure(), "b": fresh(0)})
@@ -224,7 +224,7 @@ def test_fresh_zero_beats_unknown_at_equal_local_load() -> None:
     ]
 
 
-@pytest.mark.requirement("C-R007", "C-T002")
+@pytest.mark.requirement("C-R007", "C-T002", "C-A003")
 def test_without_pressure_everything_is_unknown() -> None:
     ledger = ledger_of(replicas({"a": 2, "b": 2}))
     selection = take(ledger).selection
@@ -457,7 +457,7 @@ MALFORMED_PRESSURE = [
 ]
 
 
-@pytest.mark.requirement("C-T002", "contract 3")
+@pytest.mark.requirement("C-T002", "contract 3", "Q-R009")
 @pytest.mark.parametrize("strategy", ["round_robin", "capacity"])
 @pytest.mark.parametrize("readiness", MALFORMED_READINESS)
 def test_malformed_readiness_changes_nothing(strategy: str, readiness: object) -> None:

@@ -41,7 +41,7 @@ def state(ledger: TierAdmission, member_id: str | None = None) -> tuple[str, str
 # Quiesce and readmit -----------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("Q-R011", "C-R011", "C-T001")
+@pytest.mark.requirement("Q-R011", "C-R011", "C-T001", "Q-A005")
 def test_a_quiesced_tier_takes_nobody_and_cancels_nobody() -> None:
     ledger = two_members()
     running = ledger.acquire_member("primary", AB)
@@ -190,7 +190,7 @@ def test_an_idle_scope_is_drained_at_once() -> None:
     assert ledger.drain("primary", 0) == DrainResult(drained=True, timed_out=False, snapshot=snapshot)
 
 
-@pytest.mark.requirement("Q-R011", "C-R011", "Q-T004", "C-T001")
+@pytest.mark.requirement("Q-R011", "C-R011", "Q-T004", "C-T001", "Q-A005", "C-A006")
 def test_a_tier_drain_waits_for_every_member() -> None:
     ledger = DrainingLedger(replicas({"a": 4, "b": 4}))
     leases = held(ledger, "a", "b")
@@ -208,7 +208,7 @@ def test_a_tier_drain_waits_for_every_member() -> None:
     assert result.snapshot.state == "quiesced"
 
 
-@pytest.mark.requirement("C-R011", "C-T001", "C-T008")
+@pytest.mark.requirement("C-R011", "C-T001", "C-T008", "C-A006")
 def test_a_member_drain_waits_for_that_member_only() -> None:
     ledger = DrainingLedger(replicas({"a": 4, "b": 4}))
     leases = held(ledger, "a", "b")
@@ -265,7 +265,7 @@ def test_a_second_drain_of_a_scope_is_a_conflict(member_id: str | None) -> None:
     assert ledger.drain("primary", 0, member_id).drained is True
 
 
-@pytest.mark.requirement("contract 3", "case 7")
+@pytest.mark.requirement("contract 3", "case 7", "C-A006")
 @pytest.mark.parametrize("member_id", [None, "a"])
 def test_a_drain_answers_a_timeout_honestly_and_cancels_nothing(member_id: str | None) -> None:
     readings = iter([100.0, 105.0])

@@ -130,6 +130,9 @@ pressures = st.sampled_from(
 )
 
 
+@pytest.mark.requirement(
+    "C-R003", "C-R004", "C-R011", "C-T001", "C-T002", "C-A002", "Q-R009", "Q-T004", "contract 1"
+)
 class Ledger(RuleBasedStateMachine):
     leases: Bundle[ModelLease] = Bundle("leases")
 
@@ -362,7 +365,5 @@ class Ledger(RuleBasedStateMachine):
             self.ledger.snapshot("gone")
 
 
-TestLedger = pytest.mark.requirement(
-    "C-R003", "C-R004", "C-R011", "C-T001", "C-T002", "Q-T004", "contract 1"
-)(Ledger.TestCase)
+TestLedger = Ledger.TestCase
 TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

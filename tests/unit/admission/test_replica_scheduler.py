@@ -47,7 +47,7 @@ def order(decision: ReplicaDecision) -> list[str]:
 # The order ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("C-R005", "C-R008", "C-T002")
+@pytest.mark.requirement("C-R005", "C-R008", "C-T002", "C-A001", "C-A003")
 @pytest.mark.parametrize(
     ("candidates", "cursor", "expected"),
     [

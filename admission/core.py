@@ -201,7 +201,7 @@ class DrainResult:
 class AdmissionLease:
     """One place in a direct tier, held until ``release``.
 
-    A lease that is garbage-collected unreleased goes to the ledger's reaper. That may happen anywhere, even
+    One that is garbage-collected unreleased waits for TierAdmission.reap. That may happen anywhere, even
     under the tier's own lock, so ``__del__`` only puts the place on a queue.
     """
 

@@ -130,7 +130,10 @@ class Gateway:
             return reply(dialect, UNKNOWN_MODEL)
         if route.tier.metadata_source == "upstream":
             route = self._with_metadata(route)
-        local = request.answer(route.tier)
+        try:
+            local = request.answer(route.tier)
+        except RequestError as error:
+            return reply(dialect, error.failure)
         if local is not None:
             return Reply(status=200, headers=(("Content-Type", JSON), *local.headers), body=local.body)
         return _TierPassage(self, dialect, request, route, caller).run()
@@ -172,13 +175,13 @@ class _TierPassage(Passage):
         self._cap = output_cap(route.tier.max_output_tokens, request.requested_output)
 
     def run(self) -> Reply | Dispatch | None:
-        refused = self._gate()
-        if refused is not None:
-            return refused
         route = self._route
-        if route.model is None:
-            return self._unavailable("unavailable")
         try:
+            refused = self._gate()
+            if refused is not None:
+                return refused
+            if route.model is None:
+                return self._unavailable("unavailable")
             call = self._request.prepare(route.target, model=route.model)
         except RequestError as error:
             self._refuse(Refused.UNSUPPORTED, "backend_unbound", "request_rejected")

@@ -226,7 +226,8 @@ class CallerRequest(ABC):
     @abstractmethod
     def demand(self, *, count_text: bool) -> Demand:
         """What the gates weigh. Text is counted only with ``count_text`` (see `gates.context_needs_count`);
-        media parts and tools always are. Cheap unless the body is large or holds media."""
+        media parts and tools always are. Cheap unless the body is large or holds media. Raises `RequestError`
+        for a body that turns out malformed where nobody has looked yet."""
 
     @abstractmethod
     def prepare(self, target: Target, *, model: str) -> UpstreamCall:
@@ -238,7 +239,7 @@ class CallerRequest(ABC):
         """
 
     def answer(self, tier: "Tier") -> LocalAnswer | None:
-        """The answer to a request that asks nothing of an upstream; None for all others."""
+        """The answer to a request that asks nothing of an upstream; None for all others. Raises as `demand`."""
         return None
 
 

@@ -282,3 +282,13 @@ def test_a_count_is_an_estimate_and_says_so(fields, capacity, tokens):
 
 def test_no_other_request_is_answered_here():
     assert request().answer(tier()) is None
+
+
+@pytest.mark.parametrize("content", [b"1e400", b"[" * 3000 + b"]" * 3000])
+def test_a_body_that_is_malformed_in_its_depths_is_refused_when_they_are_looked_at(content):
+    body = b'{"model":"a","messages":[{"role":"user","content":%b}]}' % content
+
+    with pytest.raises(RequestError):
+        MESSAGES.parse(body).demand(count_text=True)
+    with pytest.raises(RequestError):
+        COUNT.parse(body).answer(tier())

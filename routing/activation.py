@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("anvil.activation")
 
 REASON: Final = "activation"
-"""Why a scope is quiesced while an activation brings it to rest."""
+"""Why a scope is quiesced while an activation brings it to rest, unless it is part of something larger."""
 
 MAX_PROBES_AT_ONCE: Final = 16
 
@@ -108,13 +108,16 @@ def activate(
     actor: str,
     through: Through,
     drain_timeout: float | None = None,
+    reason: str = REASON,
     on_step: OnStep | None = None,
 ) -> Activated:
     """Activate ``row``, in this thread; see the module for the steps.
 
-    ``drain_timeout`` (seconds, over 0, at most 3,600) bounds the wait for all leases together. ``on_step`` is
-    told of each step as it ends. Raises Refused, with the ``steps`` so far, and ``scopes`` where some are at
-    fault, beside the error:
+    ``drain_timeout`` (seconds, over 0, at most 3,600) bounds the wait for all leases together. ``reason`` is
+    the one that a quiesce gives. ``on_step`` is told of each step as it ends. What it raises counts as a
+    failure of that step: before the change everything is undone, at ``verify`` what was quiesced stays so,
+    and at ``activate`` it must not raise. Raises Refused, with the ``steps`` so far, and ``scopes`` where
+    some are at fault, beside the error:
 
     422  a code of the snapshot contract                    nothing was changed
     409  activation_in_progress, not_drained                nothing is changed (any more)
@@ -123,7 +126,7 @@ def activate(
     503  restore_not_persisted                              the new one is active, what failed stays quiesced
     """
     with audit.telling_refusals("activate", actor=actor, through=through), _only_one(router):
-        return _Activation(router, row, actor, through, drain_timeout, on_step).run()
+        return _Activation(router, row, actor, through, drain_timeout, reason, on_step).run()
 
 
 class Job:
@@ -161,7 +164,7 @@ def start(
     def run() -> None:
         try:
             with audit.telling_refusals("activate", actor=actor, through=through):
-                activation = _Activation(router, row, actor, through, drain_timeout, job._add)
+                activation = _Activation(router, row, actor, through, drain_timeout, REASON, job._add)
                 job.outcome = activation.run()
         except Refused as refusal:
             job.outcome = refusal
@@ -250,6 +253,7 @@ class _Activation:
         actor: str,
         through: Through,
         drain_timeout: float | None,
+        reason: str,
         on_step: OnStep | None,
     ) -> None:
         self._router = router
@@ -257,6 +261,7 @@ class _Activation:
         self._actor = actor
         self._through = through
         self._drain_timeout = drain_timeout
+        self._reason = reason
         self._on_step = on_step
         self._steps: list[Step] = []
         self._own: dict[Scope, int] = {}
@@ -312,7 +317,7 @@ class _Activation:
             return
         before = router.operations.quiesces(place)
         with router.operations.closing(place):
-            router.ledger.quiesce(scope.tier_id, REASON, scope.member_id)
+            router.ledger.quiesce(scope.tier_id, self._reason, scope.member_id)
         self._own[scope] = before + 1
         router.availability.invalidate(*place)
         self._done("quiesce", "quiesced", scope)

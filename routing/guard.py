@@ -41,8 +41,8 @@ class ReplicaLifecycleConfigurationUnavailable(ReplicaLifecycleError):
 def refuse_replica_tiers(config: RouterConfig | None, affected: Iterable[str]) -> None:
     """Return when every tier of ``affected`` is a direct tier of ``config``.
 
-    ``config`` is None where it is missing or can't be loaded; that is refused as soon as any tier is affected.
-    Raises ReplicaLifecycleError; a tier that is not there is told before one that is a replica tier.
+    ``config`` is None where it is missing or can't be loaded, which is refused when any tier is affected at
+    all. Raises ReplicaLifecycleError; a tier that is not there is told before one that is a replica tier.
     """
     wanted = frozenset(affected)
     if not wanted:

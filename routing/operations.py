@@ -42,6 +42,8 @@ class Operations:
         """Held by the one activation that runs."""
         self.activation: Job | None = None
         """The activation that was started last in a thread of its own."""
+        self.promoting: Final = threading.Lock()
+        """Held by whoever carries a promotion on or back."""
         self._quiesces: Counter[Scope] = Counter()
         self._order = threading.Lock()
         self._persisting = threading.Lock()

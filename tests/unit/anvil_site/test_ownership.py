@@ -92,8 +92,16 @@ def test_another_process_does_not_get_a_held_lock(tmp_path: Path) -> None:
 def test_a_program_that_the_owner_starts_does_not_keep_the_lock(tmp_path: Path) -> None:
     lock, other = LedgerLock(tmp_path), LedgerLock(tmp_path)
     assert lock.try_acquire()
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        close_fds=False,
+    )
     try:
+        # Once it speaks it has been through exec, which is where the descriptor goes.
+        assert child.stdout is not None
+        child.stdout.readline()
         lock.release()
         assert other.try_acquire()
         other.release()

@@ -239,7 +239,7 @@ class CallerRequest(ABC):
         """
 
     def answer(self, tier: "Tier") -> LocalAnswer | None:
-        """The answer to a request that asks nothing of an upstream; None for all others. Raises as `demand`."""
+        """The answer to a request that asks nothing of an upstream, else None. Raises as `demand` does."""
         return None
 
 

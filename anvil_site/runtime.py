@@ -33,6 +33,7 @@ from telemetry.entries import EntryWriter
 from telemetry.evidence import ProcessEvidence
 from telemetry.log_handler import site_writer
 from telemetry.pressure import ReplicaPressureCache
+from telemetry.watchdog import Watchdog
 from telemetry.writer import BoundedWriter
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Runtime:
         self._jsonl: JsonlWriter | None = None
         self._data_plane: DataPlane | None = None
         self.evidence = ProcessEvidence(self.log)
+        self._watchdog = Watchdog()
         self.evidence.writers = self._writers
         self.evidence.management_refusals = audit.refusals
         self.router = Router(evidence=self.evidence, pressure_factory=make_pressure, auth=auth)
@@ -189,6 +191,7 @@ class Runtime:
             self.router.pool.sweep,
             self._refresh_pressure,
             self._sample,
+            self._watch,
         ):
             try:
                 step()
@@ -206,6 +209,9 @@ class Runtime:
 
     def _sample(self) -> None:
         self.evidence.sample(self.router)
+
+    def _watch(self) -> None:
+        self._watchdog.run_once(self.router, self.evidence)
 
     def _keep_rows(self) -> None:
         while not self._stopping.wait(LAST_USED_SECONDS):

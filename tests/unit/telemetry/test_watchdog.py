@@ -79,10 +79,7 @@ def test_each_stop_is_told_once_with_its_end(
     ]
     assert told() == []
     writer.seconds = 0.0
-    assert told() == [
-        ("WARNING", "the relay loop turns again"),
-        ("WARNING", "the writer of table turns again"),
-    ]
+    assert told() == [("WARNING", "the writer of table turns again")]
 
 
 def test_a_process_that_has_none_of_it(router: Router, evidence: ProcessEvidence) -> None:

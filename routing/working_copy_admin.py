@@ -141,20 +141,23 @@ class MemberFormSet(MemberFormSetBase):
             for form in self.forms
             if (form.has_changed() or form.instance.pk) and not form.cleaned_data.get("DELETE")
         ]
-        if not kept:
-            return
+        known = set(self.instance.table_faults())
+        together: list[str] = []
         for fault in tier_faults(self.instance, [form.instance for form in kept]):
-            if not fault.path.startswith("replicas"):
-                continue
             number, column = _member_place(fault.path)
+            if fault in known:
+                continue
             if number is None or number >= len(kept):
-                raise forms.ValidationError(f"{fault.path}: {fault.message}")
-            form = kept[number]
-            form.add_error(column if column in form.fields else None, fault.message)
+                together.append(fault.message)
+            else:
+                form = kept[number]
+                form.add_error(column if column in form.fields else None, fault.message)
+        if together:
+            raise forms.ValidationError(together)
 
 
 def _member_place(path: str) -> tuple[int | None, str]:
-    """``replicas[1].id``: the number of the member, and its column."""
+    """``replicas[1].id``: the number of the member, None where it is no member's, and its column."""
     head, _, key = path.partition(".")
     number = head.removeprefix("replicas").strip("[]")
     key = key.partition(".")[0].partition("[")[0]

@@ -107,8 +107,8 @@ def overview(request: HttpRequest) -> HttpResponseBase:
 @page(ACTIVATE_SNAPSHOT, "POST")
 def import_documents(request: HttpRequest) -> HttpResponseBase:
     """Take documents from files: their faults, or the page of the capture."""
-    form = ImportForm(request.POST or None, request.FILES or None)
-    if request.method != "POST" or not form.is_valid():
+    form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()
+    if not form.is_valid():
         return render(request, "console/import.html", "Import a TOML file", {"form": form})
     names = {name: str(getattr(upload, "name", name)) for name, upload in request.FILES.items()}
     documents: tuple[bytes, bytes | None, bytes | None] = (

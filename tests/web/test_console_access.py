@@ -1,6 +1,5 @@
 """Who gets into the console, what they see there, and that nothing is done without the right to it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ ACTIVATE = ("/configuration/import/", "/configuration/publish/", "/configuration
 
 
 @pytest.fixture
-def serving(control: Control) -> Iterator[Control]:
+def serving(control: Control) -> Control:
     """The control plane with its configuration stored, active and loaded into the working copy."""
     from routing import publishing
     from routing.snapshot import validate_snapshot
@@ -47,7 +46,7 @@ def serving(control: Control) -> Iterator[Control]:
     publishing.point_at(row.pk, actor="tests")
     control_support.install(control.router, snapshot_id=row.pk)
     replace_working_copy(snapshot.config, snapshot.topology)
-    yield control
+    return control
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -36,9 +36,9 @@ from routing.projections import (
     tier_readiness,
     whole,
 )
+from routing.records import MAX_EXACT
 from telemetry.live import LiveReading
 
-MAX_COUNT: Final = 2**53 - 1
 MAX_MEDIA: Final = 10_000
 MAX_TOKENS: Final = 10_000_000
 
@@ -385,7 +385,7 @@ def _state_is_consistent(scope: AdmissionSnapshot | MemberAdmissionSnapshot) -> 
 
 def is_count(value: object) -> TypeGuard[int]:
     """Whether ``value`` is exactly an int that a JSON number carries exactly."""
-    return type(value) is int and 0 <= value <= MAX_COUNT
+    return type(value) is int and 0 <= value <= MAX_EXACT
 
 
 # Capacity tiers: pressure ---------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import Final
 from admission.identifiers import is_alias, is_safe_id
 from admission.replica_scheduler import MAX_MEMBERS, MAX_PRESSURE_PPM, PressureFreshness
 from routing.config import MAX_CAPACITY_MEMBERS
-from telemetry.capacity import MAX_COUNT, is_count
+from routing.records import MAX_EXACT
+from telemetry.capacity import is_count
 from telemetry.series import Point, Series, render
 
 _TIER = ("tier",)
@@ -230,6 +231,6 @@ def _number(row: Mapping[str, object], path: tuple[str, ...]) -> float | None:
         value = value.get(key) if type(value) is dict else None
     if type(value) is bool:
         return int(value)
-    if (type(value) is int or type(value) is float) and 0 <= value <= MAX_COUNT:  # not so for NaN
+    if (type(value) is int or type(value) is float) and 0 <= value <= MAX_EXACT:  # not so for NaN
         return value
     return None

@@ -263,6 +263,13 @@ def total(counts: Iterable[int]) -> int:
     return min(sum(counts), MAX_EXACT)
 
 
+def utc_text(unix: float | None) -> str | None:
+    """A moment as ISO 8601 in UTC, to the millisecond; None for none."""
+    if unix is None:
+        return None
+    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def check_limit(limit: int, maximum: int) -> None:
     """Raise ValueError, with a text that does not repeat it, unless ``limit`` is 1 to ``maximum``."""
     if type(limit) is not int or not 1 <= limit <= maximum:
@@ -286,8 +293,4 @@ def _decimal(milliseconds: float) -> str:
 
 def _json_line(record: DecisionRecord) -> bytes:
     record = canonical_record(record)
-    stamp = None
-    if record.recorded_at is not None:
-        moment = datetime.fromtimestamp(record.recorded_at, UTC)
-        stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return msgspec.json.encode({"timestamp": stamp, **record_as_dict(record)}) + b"\n"
+    return msgspec.json.encode({"timestamp": utc_text(record.recorded_at), **record_as_dict(record)}) + b"\n"

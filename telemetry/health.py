@@ -1,7 +1,6 @@
 """``GET /v1/health/tiers`` and ``GET /v1/router/status``: whether it is up, in completed values alone."""
 
 import time
-from datetime import UTC, datetime
 from typing import Final, Literal
 
 from routing.availability import AvailabilityResult
@@ -9,6 +8,7 @@ from routing.config import RouterConfig, Tier
 from routing.projections import ReadinessSource, completed
 from routing.router import Router
 from routing.snapshot import projection_sha256
+from telemetry.decisions import utc_text
 
 Status = Literal["up", "degraded", "down"]
 
@@ -33,7 +33,7 @@ def build_health(config: RouterConfig, source: ReadinessSource | None) -> dict[s
                 "id": name,
                 "role": role,
                 "status": status_of(result),
-                "last_check": _moment(result.checked_at),
+                "last_check": utc_text(result.checked_at),
                 "latency_ms": result.latency_ms,
                 "reason": result.reason,
             }
@@ -71,7 +71,7 @@ def build_status(
     return {
         "object": "router_status",
         "package_version": package_version,
-        "started_at": _moment(started_at),
+        "started_at": utc_text(started_at),
         "uptime_seconds": max(0, int(elapsed)),
         "model_aliases": list(active.config.model_routes) if active is not None else [],
         "tier_counts": {
@@ -83,9 +83,3 @@ def build_status(
         "owns_ledger": router.owns_ledger,
         "draining": router.draining,
     }
-
-
-def _moment(unix: float | None) -> str | None:
-    if unix is None:
-        return None
-    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -51,9 +51,9 @@ def _as_chat(data: Mapping[str, Any]) -> dict[str, Any]:
     for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
         kind = item.get("type", "message")
         if kind == "message":
-            said.append({"role": item["role"], "content": item["content"]})
+            said.append({"role": item["role"], "content": _as_parts(item["content"])})
         elif kind == "function_call_output":
-            said.append({"role": "tool", "content": item["output"]})
+            said.append({"role": "tool", "content": _as_parts(item["output"])})
         elif kind not in ("function_call", "reasoning"):
             raise RequestError(f"unknown item type: {kind}", param="input")
     wanted = (data.get("text") or {}).get("format") or {"type": "text"}
@@ -71,6 +71,14 @@ def _as_chat(data: Mapping[str, Any]) -> dict[str, Any]:
         "reasoning_effort": (data.get("reasoning") or {}).get("effort"),
         "response_format": wanted,
     }
+
+
+def _as_parts(content: Any) -> Any:
+    """Content with its texts named as chat has them."""
+    if isinstance(content, str):
+        return content
+    texts = ("input_text", "output_text")
+    return [{**part, "type": "text"} if part.get("type") in texts else part for part in content]
 
 
 class ResponsesAnswer(Answer):

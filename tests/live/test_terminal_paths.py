@@ -6,100 +6,54 @@ driver is met; the full matrix runs on the exchange by itself (tests/unit/routin
 """
 
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.live.bench import FRONTS, Bench
 from tests.live.harness import (
     Engine,
     Router,
+    TierDocument,
     await_rest,
     chat_body,
     decisions,
     direct_tier,
-    documents,
     eventually,
     replica_tier,
 )
 from tests.live.raw import RawConnection, Response
 
-FRONTS = {"loop": "python:anvil_site.gunicorn", "blocking": "tests/live/gthread.py"}
 STRATEGIES = ("direct", "round_robin", "capacity")
 HASTY = {"first_byte_timeout": 0.4, "timeout": 0.4}
 
 
-class Bench:
-    """Two engines behind a router with a tier of each strategy, and one of each that has little patience."""
-
-    def __init__(self, directory: Path, front: str) -> None:
-        self.turn = list(FRONTS).index(front)
-        self._closing = ExitStack()
-        self.engines = [Engine.start(directory, name) for name in ("a", "b")]
-        for engine in self.engines:
-            self._closing.callback(engine.stop)
-        tiers = []
-        for strategy in STRATEGIES:
-            for name, settings in ((strategy, {}), (f"{strategy}-hasty", HASTY)):
-                common: dict[str, Any] = {
-                    "tier_id": name,
-                    "alias": f"live.{name}",
-                    "max_concurrency": 2,
-                    **settings,
-                }
-                if strategy == "direct":
-                    tiers.append(direct_tier(self.engines[0], **common))
-                else:
-                    tiers.append(replica_tier(self.engines, strategy=strategy, ceilings=2, **common))
-        self.router = Router(directory / "router", documents(*tiers), config=FRONTS[front])
-        self._closing.callback(self.router.stop)
-        try:
-            self.router.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        self._closing.close()
-
-    def reset(self) -> None:
-        """Counts to zero and faults off, every member ready again."""
-        for engine in self.engines:
-            engine.reset()
-
-        def all_ready() -> bool:
-            tiers = self.router.request("GET", "/v1/admin/transition").json()["tiers"]
-            rows = [row for tier in tiers for row in tier.get("members", [tier])]
-            assert all(row["ready"] for row in rows), rows
-            return True
-
-        eventually(all_ready)
-
-    def fault(self, name: str, **params: object) -> None:
-        for engine in self.engines:
-            engine.fault(name, **params)
-
-    def stats(self) -> list[dict[str, Any]]:
-        return [engine.stats() for engine in self.engines]
-
-    def total(self, key: str) -> int:
-        return sum(stats[key] for stats in self.stats())
+def tiers(engines: Sequence[Engine]) -> list[TierDocument]:
+    """A tier of each strategy, and one of each that has little patience."""
+    made = []
+    for strategy in STRATEGIES:
+        for name, settings in ((strategy, {}), (f"{strategy}-hasty", HASTY)):
+            common: dict[str, Any] = {"tier_id": name, "alias": f"live.{name}", "max_concurrency": 2}
+            if strategy == "direct":
+                made.append(direct_tier(engines[0], **common, **settings))
+            else:
+                made.append(replica_tier(engines, strategy=strategy, ceilings=2, **common, **settings))
+    return made
 
 
 @pytest.fixture(scope="module", params=FRONTS)
-def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    bench = Bench(tmp_path_factory.mktemp(request.param), request.param)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    bench = Bench(tmp_path_factory.mktemp(request.param), tiers, front=request.param)
     yield bench
     bench.stop()
 
 
 @pytest.fixture
-def bench(front: Bench) -> Bench:
-    front.reset()
-    return front
+def bench(shared: Bench) -> Bench:
+    shared.rest()
+    return shared
 
 
 Client = Callable[[Bench, RawConnection], Response | None]
@@ -397,7 +351,7 @@ def matrix() -> list[Any]:
 def test_every_end_costs_one_attempt_and_leaves_nothing(
     bench: Bench, ending: Ending, stream: bool, number: int
 ) -> None:
-    strategy = STRATEGIES[(number + bench.turn) % len(STRATEGIES)]
+    strategy = STRATEGIES[(number + list(FRONTS).index(bench.front)) % len(STRATEGIES)]
     tier = f"{strategy}-hasty" if ending.hasty else strategy
     if ending.fault is not None:
         bench.fault(ending.fault, **ending.params)

@@ -38,6 +38,7 @@ class Dispatch:
     """
 
     __slots__ = (
+        "_attached",
         "_deadline",
         "_endpoint",
         "_on_over",
@@ -77,6 +78,7 @@ class Dispatch:
         self._pool = pool
         self._endpoint = endpoint
         self._on_over = on_over
+        self._attached = False
         self._settled = False
         self._deadline = 0.0
 
@@ -97,6 +99,7 @@ class Dispatch:
     def attach(self, connection: Connection) -> None:
         """From here on ``connection`` is this dispatch's to pool or close."""
         self.connection = connection
+        self._attached = True
 
     def send(self, request: bytes, caller: socket.socket | None) -> None:
         """Send the request; then the wait for its answer begins. Raises ``SendFailure`` or ``CallerGone``."""
@@ -137,7 +140,7 @@ class Dispatch:
     @property
     def transport_reason(self) -> str:
         """The readiness reason of an upstream that could not be reached."""
-        return f"health_transport_{'refused' if self.connection is None else 'reset'}"
+        return f"health_transport_{'reset' if self._attached else 'refused'}"
 
     def on_timeout(self) -> bytes:
         """The deadline passed in silence."""
@@ -183,12 +186,21 @@ class Dispatch:
         self._drop_connection()
 
     def _settle(self) -> None:
+        """Give the lease back, once.
+
+        A connection that is of no more use is closed before that: until then the upstream may be at work, and
+        the next request must not find it at its ceiling.
+        """
         if self._settled:
             return
         self._settled = True
-        if self.lease is not None:
-            self.lease.release()
-        self._on_over(self)
+        try:
+            if not (self.exchange.reusable or self.exchange.drainable):
+                self._drop_connection()
+        finally:
+            if self.lease is not None:
+                self.lease.release()
+            self._on_over(self)
 
     def _drop_connection(self) -> None:
         connection, self.connection = self.connection, None

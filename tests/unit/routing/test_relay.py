@@ -25,11 +25,13 @@ from tests.unit.routing.exchange_kit import (
     sse,
 )
 from tests.unit.routing.relay_kit import (
+    PATIENCE,
     Drive,
     Journey,
     OpaqueTranslator,
     Roads,
     drive_blocking,
+    hang_up,
     is_closed,
     loop_driver,
     reset,
@@ -95,6 +97,29 @@ def test_the_lease_is_released_before_the_last_bytes_go_out(roads: Roads, drive:
     assert driven.arrive().body.endswith(DONE)
     (seen,) = seen_at_over
     assert DONE not in seen
+
+
+@pytest.mark.parametrize("end", ["caller_gone", "malformed", "timeout"])
+def test_an_upstream_that_is_given_up_is_closed_before_its_lease_is_released(
+    roads: Roads, drive: Drive, end: str
+) -> None:
+    """Found by a chaos run: the next request met the one before it at the engine, one over the ceiling."""
+    closed: list[bool] = []
+    journey = roads.journey(
+        on_over=lambda dispatch: closed.append(dispatch.connection is None),
+        first_byte_timeout=0.01 if end == "timeout" else 60.0,
+    )
+    driven = drive(journey)
+    if end == "caller_gone":
+        hang_up(journey.caller)
+    elif end == "malformed":
+        journey.peer.sendall(b"this is not HTTP\r\n\r\n")
+
+    assert journey.over.wait(PATIENCE)
+    assert closed == [True]
+    assert is_closed(journey.peer)
+    if end != "caller_gone":
+        driven.arrive()
 
 
 @pytest.mark.requirement("Q-T008")

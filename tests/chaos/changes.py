@@ -108,7 +108,7 @@ class Changes:
             count = self._random.randint(1, 3)
             engine.faults.arm(name, count=count, params=params)
         self.counts["faults"] += 1
-        await asyncio.sleep(self._random.random() * 0.25)
+        await asyncio.sleep(self._random.random() * 0.4)
 
     async def transit(self) -> None:
         """Quiesce, drain or readmit some scope."""

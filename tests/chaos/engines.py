@@ -48,7 +48,7 @@ class Watch:
 class WatchedEngine(Engine):
     """One engine of the run."""
 
-    def __init__(self, name: str, watch: Watch, **settings: float) -> None:
+    def __init__(self, name: str, watch: Watch, **settings: float | str) -> None:
         values = {"prefill": 0.0, "token": 0.0, "max_model_len": 8_000_000, **settings}
         super().__init__(Settings(name=name, **values), asyncio.get_running_loop())  # type: ignore[arg-type]
         self.watch = watch

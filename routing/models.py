@@ -122,6 +122,46 @@ class AuditEntry(models.Model):
         return " ".join(filter(None, (self.actor, self.action, self.tier_id, self.member_id, self.subject)))
 
 
+class Promotion(models.Model):
+    """The journal of one promotion: a direct tier moved to another resource, or on its way there or back.
+
+    ``promoted`` and ``rollback`` are the two complete configurations between which it goes; which of them is
+    served, the active pointer says. Without an outcome it is at work, or was stopped.
+    """
+
+    class Outcome(models.TextChoices):
+        PROMOTED = "promoted", "promoted"
+        ROLLED_BACK = "rolled_back", "rolled back"
+        NOT_PROMOTED = "not_promoted", "not promoted, nothing was changed"
+        SUPERSEDED = "superseded", "superseded by another configuration"
+
+    tier_id = models.CharField("tier", max_length=64)
+    resource_id = models.CharField("resource", max_length=64)
+    promoted = models.ForeignKey(RouterSnapshot, on_delete=models.PROTECT, related_name="+")
+    rollback = models.ForeignKey(RouterSnapshot, on_delete=models.PROTECT, related_name="+")
+    drain_timeout = models.FloatField()
+    actor = models.CharField(max_length=150)
+    through = models.CharField(max_length=16, choices=AuditEntry.Through)
+    started_at = models.DateTimeField(default=timezone.now)
+    ended_at = models.DateTimeField(null=True)
+    steps = models.JSONField(default=list)
+    """What was done, in order: objects with ``at``, ``step`` and ``outcome``."""
+    outcome = models.CharField(max_length=16, choices=Outcome, blank=True)
+    code = models.CharField(max_length=64, blank=True)
+    """The refusal that led to the outcome, when one did."""
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["outcome"], condition=models.Q(outcome=""), name="one_promotion_without_an_outcome"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tier_id} to {self.resource_id}"
+
+
 # --- The working copy -------------------------------------------------------------------------------------
 # What people edit in the console. Nothing is served from these rows: publishing writes them as TOML once, and
 # from there on the bytes count (see `routing.working_copy`).

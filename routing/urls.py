@@ -1,6 +1,6 @@
 from django.urls import path
 
-from routing import api, snapshots_api
+from routing import api, promotions_api, snapshots_api
 
 urlpatterns = [
     path("admin/transition", api.TransitionView.as_view(), name="transition"),
@@ -12,6 +12,7 @@ urlpatterns = [
         snapshots_api.ActivateView.as_view(),
         name="activate-snapshot",
     ),
+    path("admin/promotions", promotions_api.PromotionsView.as_view(), name="promotions"),
     path("admin/keys", api.KeysView.as_view(), name="keys"),
     path("admin/keys/<int:key_id>", api.KeyView.as_view(), name="key"),
 ]

@@ -197,7 +197,7 @@ def test_a_page_that_hears_nothing_says_so(
     """The router is cut off from its page, and comes back."""
     router, _ = fleet
     window = open_window(router, "vic")
-    window.expect_problem("ERR_INTERNET_DISCONNECTED", "Failed to fetch")
+    window.expect_problem("ERR_INTERNET_DISCONNECTED", "console: htmx:")
     page = window.page
     expect(page.get_by_text("Live", exact=True)).to_be_visible()
 
@@ -258,8 +258,6 @@ def test_without_javascript(fleet: tuple[Router, list[Engine]], open_window: Ope
     router, _ = fleet
     window = open_window(router, "ada", java_script_enabled=False)
     page = window.page
-    expect(page.get_by_text("Without JavaScript this page shows one reading.")).to_be_visible()
-
     page.get_by_role("link", name="Quiesce chat/member-a").click()
     expect(page.get_by_role("heading", name="Quiesce chat/member-a")).to_be_visible()
     page.get_by_label("Reason").fill("two words")

@@ -158,7 +158,7 @@ def test_an_alias_is_explained_step_by_step(control: Control) -> None:
     page = text_of(viewer().get("/explain/?model=LLM.Chat"))
 
     assert "A request for llm.chat is served now: 2 of 2 members can be chosen." in page
-    assert '<th scope="row">member</th><td>chat/member-a</td>' in page
+    assert '<th scope="row">member</th><td data-label="Scope">chat/member-a</td>' in page
     assert '<option value="llm.solo">' in page
 
 

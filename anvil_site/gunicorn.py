@@ -8,6 +8,7 @@ application loaded where somebody asked to preload it.
 import logging
 import os
 import resource
+import signal
 from typing import TYPE_CHECKING, Final
 
 from gunicorn.errors import HaltServer
@@ -18,6 +19,7 @@ from routing.access import is_loopback_bind
 if TYPE_CHECKING:
     from gunicorn.arbiter import Arbiter
     from gunicorn.config import Config
+    from gunicorn.workers.base import Worker
 
     from anvil_site.runtime import Runtime
 
@@ -122,6 +124,12 @@ def _raise_descriptor_limit(needed: int) -> bool:
             return False
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return True
+
+
+def post_fork(server: "Arbiter", worker: "Worker") -> None:
+    """Let a signal to stop end a worker that has no handlers yet; those that it inherited would lose it."""
+    for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def on_reload(server: "Arbiter") -> None:

@@ -63,6 +63,9 @@ END_MARGIN: Final = 3.0
 EXIT_MARGIN: Final = 1.5
 """Seconds before the grace time's end at which the process leaves, so that its master need not kill it."""
 
+FIRST_PROBES_SECONDS: Final = 5.0
+"""How long a worker that follows another lets callers wait for its first probes."""
+
 SWEEP_SECONDS: Final = 0.25
 ACCEPT_PAUSE: Final = 0.1
 STALL_SECONDS: Final = 5.0
@@ -183,15 +186,18 @@ class AnvilWorker(ThreadWorker):
         """Wait for a predecessor of the same master to leave, then load the application.
 
         A worker that a reload started does not accept before it owns the ledger: connections wait in the
-        backlog meanwhile, and no ceiling is ever counted twice.
+        backlog meanwhile, and no ceiling is ever counted twice. Whoever follows another, after a crash too,
+        lets them wait for its first probes besides, rather than refuse what its predecessor would serve.
         """
         runtime = process.runtime()
-        while runtime.predecessor_owns_ledger():
-            if self._term_received:
-                self._end_process()
-            self.notify()
-            time.sleep(0.05)
+        self._wait_while(runtime.predecessor_owns_ledger, float("inf"))
         super().load_wsgi()
+        if self.age > 1:
+            router = runtime.router
+            self._wait_while(
+                lambda: router.not_ready_reason() == "first_probes_pending",
+                time.monotonic() + FIRST_PROBES_SECONDS,
+            )
         self.plane = runtime.data_plane()
         self._bodies = Budget(runtime.body_budget)
         self._max_body = runtime.max_body_bytes
@@ -202,6 +208,14 @@ class AnvilWorker(ThreadWorker):
             "data": partial(executor_reading, self.tpool),
             "management": partial(executor_reading, self.management),
         }
+
+    def _wait_while(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Wait before the poller turns, until ``deadline`` at most; a signal to stop ends the process here."""
+        while condition() and time.monotonic() < deadline:
+            if self._term_received:
+                self._end_process()
+            self.notify()
+            time.sleep(0.02)
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """SIGTERM: begin to drain; the poller does it, a signal handler only says so."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import resource
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,3 +190,16 @@ def test_a_forked_process_sees_the_reloads_of_its_master() -> None:
 
     assert os.waitstatus_to_exitcode(status) == 2
     assert reloads.generation() == before + 2
+
+
+@pytest.mark.requirement("house-5")
+def test_a_worker_without_handlers_yet_is_ended_by_a_signal_to_stop() -> None:
+    """It has its master's, which only make a note for a master that it is not."""
+    numbers = (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *given: None) for number in numbers}
+    try:
+        process.post_fork(arbiter(), SimpleNamespace())  # type: ignore[arg-type]
+        assert {signal.getsignal(number) for number in numbers} == {signal.SIG_DFL}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,7 +3,10 @@
 from typing import Any, Final
 
 from django.contrib.admin import AdminSite
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+
+from anvil_site.login import LoginForm
 
 SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (
@@ -34,6 +37,15 @@ class ConsoleSite(AdminSite):
     site_title = "Anvil"
     index_title = "Everything that can be looked at and edited"
     site_url = None
+    login_form = LoginForm
+
+    def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        answer = super().login(request, extra_context)
+        if isinstance(answer, TemplateResponse) and answer.context_data is not None:
+            form = answer.context_data.get("form")
+            if isinstance(form, LoginForm) and form.has_error("__all__", "too_many_attempts"):
+                answer.status_code = 429
+        return answer
 
     def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> list[Any]:
         """The models that this user may see, by section. One app's own page keeps its list."""

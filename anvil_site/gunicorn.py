@@ -62,6 +62,10 @@ def refusals(cfg: "Config") -> list[str]:
             auth_off and not all(map(is_loopback_bind, binds)),
             "ANVIL_AUTH=off needs a loopback address to listen on",
         ),
+        (
+            auth_off and os.environ.get("LISTEN_PID") == str(os.getpid()),
+            "ANVIL_AUTH=off is refused under socket activation: the address is not ours to check",
+        ),
         (cfg.workers != 1, f"workers must be 1: {_ONE_LEDGER}"),
         (
             os.environ.get("WEB_CONCURRENCY", "1") != "1",

@@ -9,7 +9,13 @@ import secrets
 from pathlib import Path
 
 import dj_database_url
+from csp.constants import NONE, SELF
 from environs import Env, validate
+
+from routing.access import is_loopback_bind
+
+# Whatever a process with these settings writes (database, its journal, decision log) is its owner's alone.
+os.umask(0o077)
 
 env = Env()
 
@@ -61,6 +67,35 @@ DEBUG = env.bool("ANVIL_DEBUG", False)
 ALLOWED_HOSTS: list[str] = env.list("ANVIL_ALLOWED_HOSTS", ["127.0.0.1", "localhost", "[::1]"])
 CSRF_TRUSTED_ORIGINS: list[str] = env.list("ANVIL_TRUSTED_ORIGINS", [])
 
+# Security. TLS, HSTS and the redirect to https are the reverse proxy's.
+
+_IS_PUBLIC = not is_loopback_bind(ANVIL_BIND)
+_BEHIND_TLS = any(origin.startswith("https://") for origin in CSRF_TRUSTED_ORIGINS)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = env.bool("ANVIL_SECURE_COOKIES", _IS_PUBLIC or _BEHIND_TLS)
+"""Browsers then send them over https alone. Off on a loopback bind that no https origin is in front of."""
+
+CSRF_COOKIE_HTTPONLY = True
+SESSION_COOKIE_AGE = 12 * 60 * 60
+X_FRAME_OPTIONS = "DENY"
+SECURE_REFERRER_POLICY = "same-origin"
+SILENCED_SYSTEM_CHECKS = ["security.W004", "security.W008"]
+
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF],
+        "style-src": [SELF],
+        # Style sheets carry small pictures inside.
+        "img-src": [SELF, "data:"],
+        "font-src": [SELF],
+        "connect-src": [SELF],
+        "form-action": [SELF],
+        "base-uri": [NONE],
+        "frame-ancestors": [NONE],
+        "object-src": [NONE],
+    }
+}
+
 INSTALLED_APPS = [
     "anvil_site.apps.ConsoleAdminConfig",
     "django.contrib.auth",
@@ -70,6 +105,8 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_htmx",
     "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
     "admission",
     "routing",
     "telemetry",
@@ -80,6 +117,7 @@ MIDDLEWARE = [
     # First, so that the data plane never sees sessions, CSRF or Django's authentication.
     "anvil_site.middleware.DataPlaneMiddleware",
     "django.middleware.security.SecurityMiddleware",
+    "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -146,6 +184,17 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["routing.authentication.HasScope"],
     "EXCEPTION_HANDLER": "routing.api.exception_handler",
     "UNAUTHENTICATED_USER": None,
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+}
+
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Anvil",
+    "DESCRIPTION": "The control plane and its evidence. Inference speaks the wires of its vendors.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "SCHEMA_PATH_PREFIX": "/v1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "POSTPROCESSING_HOOKS": ["anvil_site.openapi.add_components"],
 }
 
 LOGGING = {

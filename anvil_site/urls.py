@@ -2,6 +2,7 @@ from django.contrib import admin
 from django.urls import include, path, re_path
 from django.views.generic import RedirectView
 
+from anvil_site.openapi import DocsView, SchemaView
 from routing.api import not_found
 from telemetry.api import MetricsView
 
@@ -13,5 +14,10 @@ urlpatterns = [
     path("v1/", include("routing.urls")),
     path("v1/", include("telemetry.urls")),
     path("metrics", MetricsView.as_view(), name="metrics"),
+    path("api/schema/", SchemaView.as_view(), name="schema"),
+    path("api/docs/", DocsView.as_view(), name="api-docs"),
     re_path(r"^v1/", not_found),
 ]
+
+handler400 = "anvil_site.errors.bad_request"
+handler500 = "anvil_site.errors.server_error"

@@ -57,6 +57,20 @@ NAMED_REFUSALS: Final = frozenset(
         "restore_not_persisted",
         "intent_not_persisted",
         "identity_not_configured",
+        "promotion_unverified",
+        "replica_lifecycle_unsupported",
+        "replica_lifecycle_configuration_unavailable",
+        "unknown_resource",
+        "resource_without_endpoint",
+        "resource_in_use",
+        "resource_serves_already",
+        "config_not_editable",
+        "promotion_in_progress",
+        "promotion_unfinished",
+        "no_stopped_promotion",
+        "promotion_superseded",
+        "promotion_not_persisted",
+        "promotion_not_recorded",
     }
 )
 """Codes of the router's own refusals that are passed on; any other word in an answer is not."""

@@ -72,6 +72,22 @@ MESSAGES: Final[Mapping[str, str]] = {
     "drain_reopened": "the scope was readmitted while it was being drained",
     "intent_not_persisted": "the scope is quiesced, but that could not be stored",
     "identity_not_configured": "the tier has no identity to verify; --accept-unverified readmits it anyway",
+    "promotion_unverified": "the tier stays quiesced: it could not be verified",
+    "replica_lifecycle_unsupported": "replica_lifecycle_unsupported: manage a replica tier member by member",
+    "replica_lifecycle_configuration_unavailable": (
+        "replica_lifecycle_configuration_unavailable: no such tier in the configurations at hand"
+    ),
+    "unknown_resource": "the topology has no such resource",
+    "resource_without_endpoint": "the resource has no endpoint",
+    "resource_in_use": "the resource is a member of a replica tier",
+    "resource_serves_already": "the tier is served by that resource already",
+    "config_not_editable": "the active configuration can't be edited in place; install one instead",
+    "promotion_in_progress": "a promotion is at work",
+    "promotion_unfinished": "a promotion was stopped half-way; --resume it or --rollback first",
+    "no_stopped_promotion": "there is no promotion that was stopped",
+    "promotion_superseded": "another configuration has been activated since; --rollback closes the record",
+    "promotion_not_persisted": "the promotion could not be recorded; nothing has changed",
+    "promotion_not_recorded": "it is done, but could not be recorded; --resume tries again",
     # Work on the data directory.
     "ledger_owned": "another process owns the data directory",
     "already_initialised": "the data directory is in use already; nothing was changed",

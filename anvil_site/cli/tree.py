@@ -2,7 +2,20 @@
 
 from typing import Final
 
-from . import check, install, intent, keys, qualify, readers, site, spec, topology, transitions, watch
+from . import (
+    check,
+    install,
+    intent,
+    keys,
+    promote,
+    qualify,
+    readers,
+    site,
+    spec,
+    topology,
+    transitions,
+    watch,
+)
 from .spec import Command, Leaf, Option, Passthrough
 
 _DOCUMENTS: Final = (
@@ -127,6 +140,20 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="A live table of tiers and members; with --json one reading.",
         reach="router",
         run=watch.watch,
+    ),
+    Command(
+        words=("promote",),
+        summary="Move a direct tier to another resource of the topology, verify it there and readmit it.",
+        reach="router",
+        run=promote.promote,
+        options=(
+            Option(name="tier", form=spec.ID, help="the tier; a direct one"),
+            Option(name="resource", form=spec.ID, help="the resource to serve it from"),
+            Option(name="drain-timeout", form=spec.SECONDS, help="how long its running requests may take"),
+            Option(name="resume", help="go on with the promotion that was stopped"),
+            Option(name="rollback", help="take the promotion that was stopped back"),
+        ),
+        mutates=True,
     ),
     Command(
         words=("keys", "create"),

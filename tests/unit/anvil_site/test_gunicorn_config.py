@@ -76,6 +76,18 @@ def test_web_concurrency_must_not_ask_for_more(
     assert process.refusals(cfg) == [f"WEB_CONCURRENCY must be 1 or unset: {ONE_LEDGER}"] * refused
 
 
+@pytest.mark.requirement("contract 2 authentication")
+@pytest.mark.parametrize("auth", ["on", "off"])
+def test_without_authentication_no_socket_is_taken_over(monkeypatch: pytest.MonkeyPatch, auth: str) -> None:
+    monkeypatch.setenv("ANVIL_AUTH", auth)
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    refused = "ANVIL_AUTH=off is refused under socket activation: the address is not ours to check"
+    assert process.refusals(config()) == [refused] * (auth == "off")
+    monkeypatch.setenv("LISTEN_PID", "1")
+    assert process.refusals(config()) == []
+
+
 def test_every_fault_is_told_at_once() -> None:
     assert len(process.refusals(config(workers=3, preload_app=True, certfile="/a"))) == 3
 

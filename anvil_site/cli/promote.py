@@ -1,0 +1,73 @@
+"""``anvil promote``: move a direct tier to another resource; go on with, or take back, what was stopped."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from .client import call
+from .outcome import Fault, Json, Outcome, RouterFault, failed, refusal_of, refused
+from .shapes import bounded, rows_of, table_of
+from .spec import MAX_SECONDS, Arguments
+
+PATH: Final = "/v1/admin/promotions"
+ANSWER_TIMEOUT: Final = 60.0
+DRAINS: Final = 2
+"""The way there and the way back may each take the drain's time."""
+
+
+def promote(arguments: Arguments) -> Outcome:
+    body = _order(arguments)
+    if isinstance(body, Outcome):
+        return body
+    action, confirmed = body["action"], arguments.flag("confirm")
+    timeout = ANSWER_TIMEOUT
+    if confirmed:
+        timeout += DRAINS * (arguments.seconds("drain-timeout") or MAX_SECONDS)
+    try:
+        answer = call("POST", PATH, body=body, timeout=timeout)
+    except RouterFault as fault:
+        rest = {key: value for key, value in (fault.body or {}).items() if key != "error"}
+        data = bounded(rest) or None
+        lines = (Fault(fault.code).message, *_lines(data)) if data else ()
+        return refusal_of(fault, data=data, lines=lines)
+    data = bounded(answer.body)
+    if not isinstance(data, Mapping) or data.get("action") != action or data.get("applied") is not confirmed:
+        return failed("malformed_answer", online=True)
+    head = f"{action}: done" if confirmed else f"preview: {action}; nothing was changed, --confirm does it"
+    return Outcome(data=data, lines=(head, *_lines(data)), online=True)
+
+
+def _order(arguments: Arguments) -> dict[str, Json] | Outcome:
+    """What the router is asked; only a new promotion names a tier and a resource."""
+    resume, rollback = arguments.flag("resume"), arguments.flag("rollback")
+    tier, resource = arguments.text("tier"), arguments.text("resource")
+    if resume and rollback:
+        return refused("usage_options_conflict", option="rollback")
+    body: dict[str, Json] = {"action": "resume" if resume else "rollback" if rollback else "promote"}
+    for option, field, value in (("tier", "tier_id", tier), ("resource", "resource_id", resource)):
+        if (resume or rollback) and value is not None:
+            return refused("usage_options_conflict", option=option)
+        if not (resume or rollback):
+            if value is None:
+                return refused("usage_option_missing", option=option)
+            body[field] = value
+    if (drain_timeout := arguments.seconds("drain-timeout")) is not None:
+        body["drain_timeout"] = drain_timeout
+    body["confirm"] = arguments.flag("confirm")
+    return body
+
+
+def _lines(data: Json) -> Iterable[str]:
+    """What has to be at rest for a preview; the steps of a promotion, and what to do about a stopped one."""
+    if not isinstance(data, Mapping):
+        return
+    for scope in rows_of(data, "scopes"):
+        if "tier_id" in scope and "promotion" not in data:
+            yield f"  waits for {scope['tier_id']} to be at rest"
+    promotion = table_of(data, "promotion")
+    if not promotion:
+        return
+    for step in rows_of(promotion, "steps"):
+        yield f"  {step.get('step')} {step.get('outcome')}"
+    yield f"{promotion.get('tier_id')} to {promotion.get('resource_id')}: {promotion.get('state')}"
+    if isinstance(promotion.get("next_step"), str):
+        yield f"{promotion['next_step']}"

@@ -49,7 +49,7 @@ Serving = Literal["promoted", "rollback", "neither"]
 """Which of a promotion's two configurations is active."""
 
 _TEXTS: Final[Mapping[str, tuple[int, str]]] = {
-    "identity_not_configured": (409, "The tier has no identity by which its new place could be verified."),
+    "promotion_unverifiable": (409, "The tier has no identity by which its new place could be verified."),
     "unknown_resource": (404, "The topology has no such resource."),
     "resource_without_endpoint": (409, "The resource has no endpoint."),
     "resource_in_use": (409, "The resource is a member of a replica tier."),
@@ -59,7 +59,7 @@ _TEXTS: Final[Mapping[str, tuple[int, str]]] = {
     "promotion_unfinished": (409, "A promotion was stopped half-way. Resume it or roll it back first."),
     "no_stopped_promotion": (409, "There is no promotion that was stopped."),
     "promotion_superseded": (409, "Another configuration has been activated since."),
-    "readmit_refused": (409, "The tier stays quiesced: it could not be verified."),
+    "promotion_unverified": (409, "The tier stays quiesced: it could not be verified."),
     "verification_failed": (
         409,
         "The tier could not be verified at its new place and is back at its old one.",
@@ -231,7 +231,7 @@ def _wanted(router: "Router", tier_id: str, resource_id: str) -> _Wanted:
     assert active is not None
     snapshot, tier = active.snapshot, active.config.tier(tier_id)
     if not (tier.model_identity or tier.metadata_source == "upstream"):
-        _refuse("identity_not_configured")
+        _refuse("promotion_unverifiable")
     resource = None if snapshot.topology is None else snapshot.topology.resource(resource_id)
     if resource is None:
         _refuse("unknown_resource")
@@ -434,7 +434,7 @@ class _Run:
         self._go(self._row.rollback)
         # Without evidence it is back where it was all the same, and its readiness keeps requests away.
         if self._settle() is not None and self._is_held:
-            _refuse("readmit_refused")
+            _refuse("promotion_unverified")
         self._end(Promotion.Outcome.ROLLED_BACK, code=code)
 
     def _go(self, target: RouterSnapshot) -> None:

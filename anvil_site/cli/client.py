@@ -57,6 +57,7 @@ NAMED_REFUSALS: Final = frozenset(
         "restore_not_persisted",
         "intent_not_persisted",
         "identity_not_configured",
+        "promotion_unverifiable",
         "promotion_unverified",
         "replica_lifecycle_unsupported",
         "replica_lifecycle_configuration_unavailable",

@@ -72,6 +72,7 @@ MESSAGES: Final[Mapping[str, str]] = {
     "drain_reopened": "the scope was readmitted while it was being drained",
     "intent_not_persisted": "the scope is quiesced, but that could not be stored",
     "identity_not_configured": "the tier has no identity to verify; --accept-unverified readmits it anyway",
+    "promotion_unverifiable": "the tier has no identity by which its new place could be verified",
     "promotion_unverified": "the tier stays quiesced: it could not be verified",
     "replica_lifecycle_unsupported": "replica_lifecycle_unsupported: manage a replica tier member by member",
     "replica_lifecycle_configuration_unavailable": (

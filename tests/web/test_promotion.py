@@ -238,8 +238,8 @@ def test_a_preview_changes_nothing(site: Site) -> None:
         ("solo", "nowhere", 409, "resource_without_endpoint"),
         ("solo", "alpha", 409, "resource_in_use"),
         ("solo", "solo", 409, "resource_serves_already"),
-        ("plain", "gamma", 409, "identity_not_configured"),
-        ("healthy", "gamma", 409, "identity_not_configured"),
+        ("plain", "gamma", 409, "promotion_unverifiable"),
+        ("healthy", "gamma", 409, "promotion_unverifiable"),
     ],
 )
 def test_what_can_not_be_promoted_is_refused_before_anything_changes(
@@ -483,7 +483,7 @@ def test_a_tier_that_is_held_without_evidence_stays_quiesced_and_stopped(site: S
     site.control.probes.answers["solo"] = models("another-model")
     with refused() as refusal:
         site.roll_back()
-    assert (refusal().status, refusal().code) == (409, "readmit_refused")
+    assert (refusal().status, refusal().code) == (409, "promotion_unverified")
     assert solved(row) == ("", "")
     assert site.state == ("quiesced", "promotion", 0)
     site.control.probes.answers["solo"] = models("qwen")

@@ -26,6 +26,7 @@ from routing.dialects import DIALECTS
 from routing.dialects.base import Failure
 from routing.drains import Drain
 from routing.models import ApiKey
+from routing.openapi import SAFE_ID, closed, many, operation, query, ref
 from routing.refusals import Refused
 from routing.router import live
 from routing.upstream import POLLRDHUP
@@ -145,6 +146,16 @@ class TransitionView(ManagementView):
     parameters = frozenset({"tier_id", "member_id"})
     action = "transition"
 
+    @operation(
+        summary="Status of tiers and members",
+        parameters=[
+            query("tier_id", SAFE_ID, "This tier alone."),
+            query("member_id", SAFE_ID, "Within the tier, this member alone."),
+        ],
+        answers={200: ref("TransitionStatus")},
+        refusals=(404,),
+        tag="transitions",
+    )
     def get(self, request: Request) -> Response:
         try:
             scope = orders.checked_scope(request.query_params.dict())
@@ -152,6 +163,16 @@ class TransitionView(ManagementView):
             raise _malformed(error) from None
         return Response(transitions.status(live(), *scope))
 
+    @operation(
+        summary="Status, quiesce, drain or readmit",
+        body={"application/json": ref("TransitionOrder")},
+        answers={
+            200: {"anyOf": [ref(f"Transition{name}") for name in ("Done", "Preview", "Status")]},
+            202: ref("TransitionDone"),
+        },
+        refusals=(404, 409, 413, 415),
+        tag="transitions",
+    )
     def post(self, request: Request) -> Response:
         if request.query_params:
             raise exceptions.ValidationError("unknown query parameter")
@@ -229,9 +250,21 @@ class IntentView(ManagementView):
     parser_classes = (DocumentParser,)
     action = "import_intent"
 
+    @operation(
+        summary="What is quiesced, as a legacy document",
+        answers={200: ref("IntentDocument")},
+        tag="transitions",
+    )
     def get(self, request: Request) -> HttpResponse:
         return HttpResponse(transitions.export_intent(live()), content_type="application/json")
 
+    @operation(
+        summary="Quiesce what a legacy document says",
+        body={"application/json": ref("IntentDocument")},
+        answers={200: ref("IntentImported")},
+        refusals=(413, 415),
+        tag="transitions",
+    )
     def put(self, request: Request) -> Response:
         body = request.data
         document = body["document"] if isinstance(body, dict) and "document" in body else b""
@@ -249,9 +282,21 @@ class KeysView(ManagementView):
     action = "create_key"
     fields = frozenset({"name", "scopes", "max_concurrency", "expires_at"})
 
+    @operation(
+        summary="All keys, without their secrets",
+        answers={200: closed({"keys": many(ref("ApiKey"))})},
+        tag="keys",
+    )
     def get(self, request: Request) -> Response:
         return Response({"keys": [keys.describe(row) for row in ApiKey.objects.all()]})
 
+    @operation(
+        summary="Make a key; its secret is in this answer alone",
+        body={"application/json": ref("ApiKeyOrder")},
+        answers={201: ref("ApiKeyMade")},
+        refusals=(409, 413, 415),
+        tag="keys",
+    )
     def post(self, request: Request) -> Response:
         body = request.data
         if type(body) is not dict or body.keys() - self.fields or not body.keys() >= {"name", "scopes"}:
@@ -274,6 +319,7 @@ class KeyView(ManagementView):
     scopes = (Scope.CONFIGURE,)
     action = "revoke_key"
 
+    @operation(summary="Revoke a key", answers={200: ref("ApiKey")}, refusals=(404,), tag="keys")
     def delete(self, request: Request, key_id: int) -> Response:
         row = keys.revoke(live(), key_id, actor=actor_of(request), through=Through.REST)
         return Response(keys.describe(row))

@@ -13,6 +13,7 @@ from routing.access import Scope
 from routing.api import ManagementView, actor_of
 from routing.audit import Through
 from routing.models import Promotion
+from routing.openapi import choice, closed, many, operation, query, ref
 from routing.orders import DEFAULT_DRAIN_TIMEOUT
 from routing.refusals import Refused
 from routing.router import Router, live
@@ -31,11 +32,26 @@ class PromotionsView(ManagementView):
     parameters = frozenset({"limit"})
     action = "promote"
 
+    @operation(
+        summary="Promotions, newest first",
+        parameters=[
+            query("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LISTED}, "How many at most.")
+        ],
+        answers={200: closed({"object": choice("list"), "data": many(ref("Promotion"))})},
+        tag="promotions",
+    )
     def get(self, request: Request) -> Response:
         limit = _limit(request.query_params.get("limit"))
         rows, router = Promotion.objects.all()[:limit], live()
         return Response({"object": "list", "data": [promotion.describe(router, row) for row in rows]})
 
+    @operation(
+        summary="Preview, carry out, resume or roll back a promotion",
+        body={"application/json": ref("PromotionOrder")},
+        answers={200: {"anyOf": [ref("PromotionDone"), ref("PromotionPreview")]}},
+        refusals=(404, 409, 413, 415, 422, 500),
+        tag="promotions",
+    )
     def post(self, request: Request) -> Response:
         if request.query_params:
             raise _malformed(None)

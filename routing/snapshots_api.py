@@ -27,6 +27,7 @@ from routing.audit import Through
 from routing.document_faults import document_faults
 from routing.documents import MAX_DOCUMENT_BYTES
 from routing.models import ActiveSnapshot, RouterSnapshot
+from routing.openapi import choice, closed, many, operation, query, ref
 from routing.refusals import Refused, not_ledger_owner
 from routing.router import live
 from routing.snapshot import SnapshotError
@@ -65,6 +66,16 @@ class SnapshotsView(ManagementView):
         if not length.isdigit() or int(length) > MAX_UPLOAD_BYTES:
             raise Refused(413, "request_too_large", "The request body is too large.")
 
+    @operation(
+        summary="Captures, newest first",
+        parameters=[
+            query("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LISTED}, "How many at most."),
+            query("before", {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}, "Older than this id."),
+        ],
+        answers={200: closed({"object": choice("list"), "data": many(ref("Snapshot"))})},
+        operation_id="admin_snapshots_list",
+        tag="snapshots",
+    )
     def get(self, request: Request) -> Response:
         limit = _number(request, "limit", default=DEFAULT_LISTED, most=MAX_LISTED)
         before = _number(request, "before", default=None, most=2**63 - 1)
@@ -74,6 +85,13 @@ class SnapshotsView(ManagementView):
         active_id = _active_id()
         return Response({"object": "list", "data": [describe(row, active_id) for row in rows[:limit]]})
 
+    @operation(
+        summary="Capture and validate documents",
+        body={"application/json": ref("SnapshotUpload"), "multipart/form-data": ref("SnapshotUpload")},
+        answers={200: ref("Snapshot"), 201: ref("Snapshot")},
+        refusals=(413, 415, 422),
+        tag="snapshots",
+    )
     def post(self, request: Request) -> Response:
         if request.query_params:
             raise _malformed(None)
@@ -96,6 +114,12 @@ class SnapshotView(ManagementView):
 
     scopes = (Scope.CONFIGURE,)
 
+    @operation(
+        summary="One capture, with its exact bytes",
+        answers={200: ref("SnapshotDocuments")},
+        refusals=(404,),
+        tag="snapshots",
+    )
     def get(self, request: Request, snapshot_id: int) -> Response:
         row = _row(snapshot_id)
         data = dict(zip(DOCUMENTS, map(_base64, publishing.captured(row)), strict=True))
@@ -108,6 +132,13 @@ class ActivateView(ManagementView):
     scopes = (Scope.CONFIGURE,)
     action = "activate"
 
+    @operation(
+        summary="Preview an activation, or activate",
+        body={"application/json": ref("ActivationOrder")},
+        answers={200: {"anyOf": [ref("ActivationDone"), ref("ActivationPreview")]}},
+        refusals=(404, 409, 413, 415, 422, 500),
+        tag="snapshots",
+    )
     def post(self, request: Request, snapshot_id: int) -> Response:
         order = parse_order(request.data)
         row, router = _row(snapshot_id), live()

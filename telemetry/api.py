@@ -4,8 +4,10 @@ Every answer is of completed values; authentication comes before any source is r
 """
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from django.http import HttpResponse
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework import exceptions
 from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.renderers import BaseRenderer
@@ -16,6 +18,7 @@ from admission.identifiers import normalise_alias
 from routing import projections
 from routing.api import ObserveView
 from routing.config import RouterConfig
+from routing.openapi import SAFE_ID, STRING, operation, query, ref
 from routing.projections import ReadinessSource, UnknownModelError
 from routing.refusals import Refused
 from routing.router import Router, live
@@ -25,6 +28,7 @@ from telemetry.decisions import MAX_SUMMARY_LIMIT, find_request, summarize_decis
 from telemetry.explain import RouterState, explain_model
 from telemetry.exporter import VERSION
 from telemetry.health import build_health, build_status
+from telemetry.openapi import listing
 from telemetry.series import CONTENT_TYPE
 from telemetry.stats import MAX_STATS_LIMIT, build_stats
 
@@ -39,6 +43,22 @@ def bounded_limit(request: Request, *, default: int, maximum: int) -> int:
     if not (given.isascii() and given.isdigit() and len(given) <= 6 and 1 <= int(given) <= maximum):
         raise exceptions.ValidationError("limit is out of bounds")
     return int(given)
+
+
+def _limit(maximum: int) -> OpenApiParameter:
+    return query("limit", {"type": "integer", "minimum": 1, "maximum": maximum}, "Newest records at most.")
+
+
+_MODEL = query("model", STRING, "An alias.")
+_TAKEN: Final = frozenset({"model", "gpu_role"})
+_CAPACITY_PARAMETERS: Final = [
+    _MODEL,
+    query("gpu_role", SAFE_ID, "Tiers with this role alone."),
+    *(
+        query(name, {"type": "integer", "minimum": 0}, "Of the request to reckon with.")
+        for name in sorted(PARAMETERS - _TAKEN)
+    ),
+]
 
 
 def configured(router: Router) -> RouterConfig:
@@ -61,6 +81,12 @@ class DecisionsView(ObserveView):
 
     parameters = frozenset({"limit"})
 
+    @operation(
+        summary="Newest decision records and their totals",
+        parameters=[_limit(MAX_SUMMARY_LIMIT)],
+        answers={200: ref("Decisions")},
+        tag="evidence",
+    )
     def get(self, request: Request) -> Response:
         limit = bounded_limit(request, default=DEFAULT_LIMIT, maximum=MAX_SUMMARY_LIMIT)
         return Response(summarize_decisions(process.log().records(), limit))
@@ -69,6 +95,12 @@ class DecisionsView(ObserveView):
 class RequestView(ObserveView):
     """``GET /v1/requests/{id}``: the newest record of one request id."""
 
+    @operation(
+        summary="Newest record of a request id",
+        answers={200: ref("RouterRequest")},
+        refusals=(404,),
+        tag="evidence",
+    )
     def get(self, request: Request, request_id: str) -> Response:
         found = find_request(process.log().records(), request_id)
         if found is None:
@@ -81,6 +113,13 @@ class StatsView(ObserveView):
 
     parameters = frozenset({"model", "limit"})
 
+    @operation(
+        summary="Figures over the decision buffer",
+        parameters=[query("model", STRING, "Requests of this route alone."), _limit(MAX_STATS_LIMIT)],
+        answers={200: ref("RouterStats")},
+        refusals=(404,),
+        tag="evidence",
+    )
     def get(self, request: Request) -> Response:
         limit = bounded_limit(request, default=MAX_STATS_LIMIT, maximum=MAX_STATS_LIMIT)
         given = request.query_params.get("model")
@@ -105,6 +144,13 @@ class CapacityView(ObserveView):
 
     parameters = PARAMETERS
 
+    @operation(
+        summary="How large and how full every tier is",
+        parameters=_CAPACITY_PARAMETERS,
+        answers={200: listing("ModelCapacity")},
+        refusals=(404,),
+        tag="models",
+    )
     def get(self, request: Request) -> Response:
         router = live()
         config = configured(router)
@@ -147,11 +193,31 @@ class CapabilitiesView(_DeclaredView):
 
     build = staticmethod(projections.capabilities)
 
+    @operation(
+        summary="What is declared of each tier",
+        parameters=[_MODEL],
+        answers={200: listing("ModelCapabilities")},
+        refusals=(404,),
+        tag="models",
+    )
+    def get(self, request: Request) -> Response:
+        return super().get(request)
+
 
 class FingerprintsView(_DeclaredView):
     """``GET /v1/models/fingerprints``."""
 
     build = staticmethod(projections.fingerprints)
+
+    @operation(
+        summary="The declared deployment, and what a probe saw served",
+        parameters=[_MODEL],
+        answers={200: listing("ModelFingerprint")},
+        refusals=(404,),
+        tag="models",
+    )
+    def get(self, request: Request) -> Response:
+        return super().get(request)
 
 
 # The router ----------------------------------------------------------------------------------------------
@@ -160,6 +226,7 @@ class FingerprintsView(_DeclaredView):
 class HealthView(ObserveView):
     """``GET /v1/health/tiers``: whether every configured serve is up."""
 
+    @operation(summary="Whether every serve is up", answers={200: ref("TierHealth")}, tag="router")
     def get(self, request: Request) -> Response:
         router = live()
         return Response(build_health(configured(router), router.availability))
@@ -168,6 +235,7 @@ class HealthView(ObserveView):
 class StatusView(ObserveView):
     """``GET /v1/router/status``: what this process is and runs."""
 
+    @operation(summary="What this process is and runs", answers={200: ref("RouterStatus")}, tag="router")
     def get(self, request: Request) -> Response:
         started_at = process.evidence().started_at
         return Response(build_status(live(), package_version=VERSION, started_at=started_at))
@@ -178,6 +246,13 @@ class ExplainView(ObserveView):
 
     parameters = frozenset({"model"})
 
+    @operation(
+        summary="What would become of a request now, step by step",
+        parameters=[query("model", STRING, "An alias.", required=True)],
+        answers={200: ref("RouterExplanation")},
+        refusals=(404,),
+        tag="router",
+    )
     def get(self, request: Request) -> Response:
         router = live()
         model = request.query_params.get("model")
@@ -215,5 +290,11 @@ class MetricsView(ObserveView):
 
     content_negotiation_class = _AnyAccept
 
+    @operation(
+        summary="Prometheus text, format 0.0.4",
+        answers={200: STRING},
+        media_type="text/plain",
+        tag="evidence",
+    )
     def get(self, request: Request) -> HttpResponse:
         return HttpResponse(process.exporter().render(), content_type=CONTENT_TYPE)

@@ -210,7 +210,7 @@ class AnvilWorker(ThreadWorker):
         }
 
     def _wait_while(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Wait before the poller turns, until ``deadline`` at most; a signal to stop ends the process here."""
+        """Wait before the poller turns, until ``deadline`` at most; a signal to stop ends the process."""
         while condition() and time.monotonic() < deadline:
             if self._term_received:
                 self._end_process()

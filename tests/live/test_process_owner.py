@@ -189,7 +189,8 @@ def test_a_reload_lets_new_callers_wait_and_never_passes_a_ceiling(
     """The successor does not accept before it owns the ledger, so old and new never count apart."""
     other = make_engine("b")
     tier = replica_tier([engine, other], ceilings=2)
-    router = make_router(documents(tier), environ={"ANVIL_GRACEFUL_TIMEOUT": "20"}, config=config).start()
+    installed = documents(tier, router={"availability_probe_timeout": 4.0})
+    router = make_router(installed, environ={"ANVIL_GRACEFUL_TIMEOUT": "20"}, config=config).start()
     old = router.worker_pid
     for each in (engine, other):
         each.fault("stall_mid_stream")

@@ -125,10 +125,10 @@ class ResponsesRequest(CallerRequest):
                 translator=ResponsesPassThrough(dialect=RESPONSES, alias=self.alias, stream=self.stream),
             )
         request = Fields.of_body(self._body)
+        conversation = read_responses(request)
         teller = ResponsesTeller(
             dialect=RESPONSES, alias=self.alias, stream=self.stream, settings=echo(request)
         )
-        conversation = read_responses(Fields.of_body(self._body))
         return translate(conversation, target, model=model, teller=teller)
 
 

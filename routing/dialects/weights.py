@@ -36,9 +36,9 @@ def weigh(content: object) -> Weight:
             left += one
         elif isinstance(one, dict):
             kind = one.get("type")
-            if kind in _IMAGES:
+            if isinstance(kind, str) and kind in _IMAGES:
                 images += 1
-            elif kind in _VIDEOS:
+            elif isinstance(kind, str) and kind in _VIDEOS:
                 videos += 1
             else:
                 left += (one[name] for name in _INNER if name in one)

@@ -6,6 +6,7 @@ from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest
 from django.template.loader import render_to_string
+from django.utils.html import format_html
 
 from admission.admin import ReadOnlyAdmin
 from routing.templatetags.console import badge, seconds
@@ -20,7 +21,7 @@ class DecisionEntryAdmin(ReadOnlyAdmin):
     change_list_template = "console/wide_list.html"
     list_display = (
         *("recorded_at", "route", "scope", "became", "reason", "freshness"),
-        *("tokens", "took", "request_id"),
+        *("tokens", "took", "request"),
     )
     list_filter = (
         "outcome",
@@ -39,11 +40,17 @@ class DecisionEntryAdmin(ReadOnlyAdmin):
     @admin.display(description="scope", ordering="requested_tier")
     def scope(self, entry: DecisionEntry) -> str:
         """The tier, and the member that was selected."""
-        return "/".join(filter(None, (entry.requested_tier, entry.replica_member_id)))
+        names = "/".join(filter(None, (entry.requested_tier, entry.replica_member_id)))
+        return format_html('<span class="nowrap">{}</span>', names)
 
     @admin.display(description="outcome", ordering="outcome")
     def became(self, entry: DecisionEntry) -> str:
         return render_to_string("console/_badge.html", badge(entry.outcome))
+
+    @admin.display(description="request id", ordering="request_id")
+    def request(self, entry: DecisionEntry) -> str:
+        """As much of it as tells requests apart; the rest is on the page of the decision."""
+        return format_html('<code title="{}">{}</code>', entry.request_id, entry.request_id[:12])
 
     @admin.display(description="tokens in + out")
     def tokens(self, entry: DecisionEntry) -> str:

@@ -147,6 +147,12 @@ class TierCard:
     trouble: str | None
 
     @property
+    def runbook(self) -> str:
+        """What in the runbook to read about ``trouble``."""
+        able = any(scope.can_serve for scope in self.members or (self.scope,))
+        return "anviltieratceiling" if able and self.scope.hold is None else "anviltierout"
+
+    @property
     def serving(self) -> int:
         """How many members would let a request in but for their ceiling."""
         return sum(member.can_serve for member in self.members)

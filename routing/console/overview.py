@@ -3,6 +3,7 @@
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from routing import promotion
 from routing.console import guide
 from routing.console.fleet import Fleet, read_fleet
 from routing.console.pages import VIEW_FLEET, page, refused, render
@@ -43,4 +44,5 @@ def _about(router: Router, reading: Fleet) -> dict[str, object]:
         "snapshot_id": None if active is None else active.snapshot_id,
         "no_key_yet": router.ring.enabled and router.ring.is_empty,
         "is_draining": router.draining,
+        "stopped": promotion.stopped(router),
     }

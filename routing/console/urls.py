@@ -1,6 +1,6 @@
 from django.urls import path
 
-from routing.console import actions, configuration, guide, overview
+from routing.console import actions, configuration, guide, overview, runbook
 
 app_name = "console"
 urlpatterns = [
@@ -13,6 +13,7 @@ urlpatterns = [
     path("fleet/drain/", actions.drain, name="drain"),
     path("fleet/readmit/", actions.readmit, name="readmit"),
     path("fleet/guide/", guide.guide, name="guide"),
+    path("fleet/runbook/", runbook.show, name="runbook"),
     path("configuration/", configuration.overview, name="configuration"),
     path("configuration/import/", configuration.import_documents, name="import"),
     path("configuration/publish/", configuration.publish, name="publish"),

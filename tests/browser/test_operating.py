@@ -327,6 +327,7 @@ def test_pages_in_light_dark_and_on_a_phone(
         ("import", "/configuration/import/"),
         ("snapshot", "/configuration/snapshots/1/"),
         ("guide", "/fleet/guide/"),
+        ("runbook", "/fleet/runbook/"),
         ("explain", "/explain/?model=live.chat"),
         ("decisions", "/admin/telemetry/decisionentry/"),
         ("index", "/admin/"),

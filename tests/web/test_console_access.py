@@ -17,6 +17,7 @@ PAGES = (
     "/fleet/",
     "/fleet/live",
     "/fleet/guide/",
+    "/fleet/runbook/",
     "/fleet/scopes/?scope=chat",
     "/fleet/scopes/live?scope=chat/member-a",
     "/fleet/leases/live?scope=chat",
@@ -70,7 +71,7 @@ def test_the_root_leads_to_the_fleet() -> None:
     assert (response.status_code, response["Location"]) == (302, "/fleet/")
 
 
-@pytest.mark.parametrize("path", PAGES[:8])
+@pytest.mark.parametrize("path", PAGES[:9])
 def test_staff_without_rights_sees_nothing(serving: Control, path: str) -> None:
     response = person("nora").get(path)
 

@@ -7,6 +7,7 @@ import pytest
 from admission.models import AdmissionIntent
 from routing.console.fleet import ScopeId, read_fleet
 from routing.router import Router, bind
+from routing.snapshot import validate_snapshot
 from telemetry.evidence import scope_readings
 from tests.unit.routing.availability_support import models
 from tests.web import control_support
@@ -206,6 +207,42 @@ def test_a_dialog_gets_a_page_without_its_frame(control: Control) -> None:
     assert "<h1>Quiesce chat/member-a</h1>" in page
     assert "csrfmiddlewaretoken" in page
     assert "<html" not in page
+
+
+def test_trouble_leads_to_what_to_do_about_it(control: Control) -> None:
+    for _ in range(3):
+        control.run_request("solo")
+    hold(control, "chat", None, "upgrade", "ada")
+
+    page = text_of(viewer().get("/fleet/"))
+
+    assert '<a href="/fleet/runbook/#anviltierout">What to do</a>' in page
+    assert '<a href="/fleet/runbook/#anviltieratceiling">What to do</a>' in page
+    assert '<section class="advice" id="anviltierout">' in text_of(viewer("val").get("/fleet/runbook/"))
+
+
+def test_a_promotion_that_was_stopped_says_what_to_do_next(control: Control) -> None:
+    from routing import publishing
+    from routing.models import Promotion, RouterSnapshot
+
+    snapshot = validate_snapshot(control_support.CONFIG.encode(), control_support.TOPOLOGY.encode())
+    row = publishing.store(snapshot, source=RouterSnapshot.Source.PROMOTION, actor="ada")
+    publishing.point_at(row.pk, actor="ada")
+    Promotion.objects.create(
+        tier_id="solo",
+        resource_id="beta",
+        promoted=publishing.store(snapshot, source=RouterSnapshot.Source.PROMOTION, actor="ada"),
+        rollback=row,
+        drain_timeout=5.0,
+        actor="ada",
+        through="rest",
+    )
+
+    page = text_of(viewer().get("/fleet/"))
+
+    assert "The promotion of solo to beta was stopped half-way." in page
+    assert "The tier is at its old place." in page
+    assert "anvil promote --resume" in page
 
 
 def test_ids_reach_the_page_as_text(control: Control) -> None:

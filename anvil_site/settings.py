@@ -202,10 +202,12 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "{asctime} {levelname} {name} {message}", "style": "{"}},
     "filters": {
+        # What strangers can provoke is one line each.
+        "short": {"()": "anvil_site.errors.WithoutTraceback"},
         "raised": {
             "()": "django.utils.log.CallbackFilter",
             "callback": lambda record: record.exc_info is not None,
-        }
+        },
     },
     # Nobody writes to stderr but this handler's own thread: a pipe that is not read must stop no request.
     "handlers": {"stderr": {"class": "telemetry.log_handler.BoundedStreamHandler", "formatter": "line"}},
@@ -213,6 +215,7 @@ LOGGING = {
     "loggers": {
         "anvil": {"level": env.str("ANVIL_LOG_LEVEL", "INFO")},
         "django": {"level": "WARNING"},
+        "django.security.DisallowedHost": {"filters": ["short"]},
         "gunicorn.error": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
         # An answer that refuses is told by who refused; what is left is what went wrong here.
         "django.request": {"filters": ["raised"]},

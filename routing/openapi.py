@@ -336,3 +336,6 @@ class BearerScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-c
             {"type": "http", "scheme": "bearer"},
             {"type": "apiKey", "in": "header", "name": "x-api-key"},
         ]
+
+    def get_security_requirement(self, auto_schema: object) -> list[Schema]:
+        return [{name: []} for name in self.name]

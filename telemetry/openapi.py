@@ -125,7 +125,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "id": STRING,
             "aliases": many(STRING),
             "model": _TEXT,
-            "loaded": BOOLEAN,
+            "loaded": _FLAG,
             "readiness": _READINESS,
             "engine": closed({"name": _TEXT, "quantization": _TEXT}),
             "gpu": closed({"role": _TEXT, "name": _TEXT, "memory_total_mib": _COUNT}),

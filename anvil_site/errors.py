@@ -3,22 +3,12 @@
 Neither says anything of the request or of what went wrong; the log does.
 """
 
-import logging
-
 from django.http import HttpRequest, HttpResponse
 from django.views import defaults
 
 from routing.api import error_body
 
 _MACHINES = ("/v1/", "/api/", "/metrics")
-
-
-class WithoutTraceback(logging.Filter):
-    """Takes the traceback off a record."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.exc_info = None
-        return True
 
 
 def _answer(request: HttpRequest, status: int, code: str, message: str) -> HttpResponse | None:

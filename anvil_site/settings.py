@@ -203,7 +203,10 @@ LOGGING = {
     "formatters": {"line": {"format": "{asctime} {levelname} {name} {message}", "style": "{"}},
     "filters": {
         # What strangers can provoke is one line each.
-        "short": {"()": "anvil_site.errors.WithoutTraceback"},
+        "short": {
+            "()": "django.utils.log.CallbackFilter",
+            "callback": lambda record: setattr(record, "exc_info", None) is None,
+        },
         "raised": {
             "()": "django.utils.log.CallbackFilter",
             "callback": lambda record: record.exc_info is not None,

@@ -114,12 +114,6 @@ def ago(value: datetime.datetime | None) -> str:
 
 
 @register.filter
-def readiness_words(reason: str) -> str:
-    """A readiness reason in words."""
-    return words.readiness(reason)
-
-
-@register.filter
 def strategy_words(strategy: str) -> str:
     """How a tier chooses who serves."""
     return words.STRATEGIES.get(strategy, strategy)

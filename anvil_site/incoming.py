@@ -60,12 +60,13 @@ class RequestHead:
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
-def cannot_become_head(beginning: bytes | bytearray) -> bool:
+def cannot_become_head(beginning: bytes | bytearray, seen: int = 0) -> bool:
     """Whether no further bytes can make a head of ``beginning``, in which no blank line has come yet.
 
-    Who sends line feeds alone, or speaks another protocol, need not wait for a deadline to hear of it.
+    Who sends line feeds alone, or speaks another protocol, need not wait for a deadline to hear of it. The
+    first ``seen`` bytes were looked at before: who sends a head byte by byte has each byte looked at once.
     """
-    return _HOPELESS.search(beginning) is not None
+    return _HOPELESS.search(beginning, max(0, seen - 1)) is not None
 
 
 def parse_head(data: bytes) -> RequestHead:

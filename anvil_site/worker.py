@@ -141,6 +141,8 @@ class Connection(TConn):
         self.since = now
         self.deadline = now + HEAD_SECONDS
         self.buffer = bytearray()
+        self.seen = 0
+        """How much of the buffer was looked at before, for a head that is not complete yet."""
         self.head: RequestHead | None = None
         self.chunks: ChunkedBody | None = None
         self.budget: Budget | None = None
@@ -436,16 +438,19 @@ class AnvilWorker(ThreadWorker):
         while buffer.startswith(b"\r\n"):
             # A stray line end before a request is to be tolerated (RFC 9112, 2.2).
             del buffer[:2]
-        end = buffer.find(b"\r\n\r\n")
+            connection.seen = 0
+        end = buffer.find(b"\r\n\r\n", max(0, connection.seen - 3))
         if end < 0 or end > MAX_HEAD_BYTES:
             if len(buffer) > MAX_HEAD_BYTES:
                 raise BadRequest(431)
-            if cannot_become_head(buffer):
+            if cannot_become_head(buffer, connection.seen):
                 raise BadRequest(400)
+            connection.seen = len(buffer)
             self._arm(connection)
             return False
         head = parse_head(bytes(buffer[: end + 4]))
         del buffer[: end + 4]
+        connection.seen = 0
         connection.head = head
         connection.deadline = time.monotonic() + BODY_SILENCE
         connection.state = "body"

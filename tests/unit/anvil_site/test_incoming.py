@@ -1,6 +1,7 @@
 """Requests as they come in: what is taken, what is refused, however the bytes are cut."""
 
 import contextlib
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from anvil_site.incoming import (
     MAX_FIELDS,
+    MAX_HEAD_BYTES,
     MAX_TRAILER_BYTES,
     BadRequest,
     ChunkedBody,
@@ -228,6 +230,27 @@ def test_no_beginning_of_a_good_head_is_given_up(size: int) -> None:
     data = head("Host: anvil", "Content-Length: 12", "X-Name: café", "Accept: */*")
 
     assert not cannot_become_head(data[: min(size, len(data) - 1)])
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"GET / HTTP/1.1\n", b"GET / HTTP/1.1\r\nHost: a\rb", b"\x16\x03\x01", b"get"]
+)
+def test_what_is_hopeless_is_so_at_its_last_byte_however_it_came(beginning: bytes) -> None:
+    """A head that comes byte by byte is not looked at from its start each time: 64 KiB of them took seconds."""
+    found = [cannot_become_head(beginning[:size], size - 1) for size in range(1, len(beginning) + 1)]
+    assert True in found
+    assert found.index(True) + 1 == next(
+        size for size in range(1, len(beginning) + 1) if cannot_become_head(beginning[:size])
+    )
+
+
+def test_a_head_that_comes_byte_by_byte_costs_each_byte_once() -> None:
+    head = bytearray(b"POST / HTTP/1.1\r\nHost: a\r\nX: ")
+    began = time.process_time()
+    while len(head) < MAX_HEAD_BYTES:
+        head += b"y"
+        assert not cannot_become_head(head, len(head) - 1)
+    assert time.process_time() - began < 1.0
 
 
 # Chunked bodies

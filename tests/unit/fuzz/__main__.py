@@ -1,0 +1,38 @@
+"""python -m tests.unit.fuzz NAME [--seconds N] [--corpus DIRECTORY]: one target under coverage guidance.
+
+Needs atheris, which is no dependency: it has wheels for Linux alone.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.unit.fuzz.targets import TARGETS, corpus
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/fuzz")
+    parser.add_argument("name", choices=sorted(TARGETS))
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--corpus", type=Path, help="keeps what was found worth keeping")
+    options = parser.parse_args()
+    try:
+        import atheris
+    except ImportError:
+        print("scripts/fuzz: atheris is not installed (pip install atheris)", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = options.corpus or Path(scratch)
+        directory.mkdir(parents=True, exist_ok=True)
+        for number, data in enumerate(corpus(options.name)):
+            (directory / f"seed-{number}").write_bytes(data)
+        atheris.instrument_all()
+        arguments = [sys.argv[0], f"-max_total_time={options.seconds}", "-max_len=8192", str(directory)]
+        atheris.Setup(arguments, TARGETS[options.name])
+        atheris.Fuzz()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

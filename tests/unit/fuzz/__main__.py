@@ -4,11 +4,17 @@ Needs atheris, which is no dependency: it has wheels for Linux alone.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.unit.fuzz.targets import TARGETS, corpus
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "anvil_site.settings")
+django.setup()
+
+from tests.unit.fuzz.targets import TARGETS, corpus  # noqa: E402  # one of them sits beside a model
 
 
 def main() -> int:

@@ -97,6 +97,8 @@ MESSAGES: Final[Mapping[str, str]] = {
     "offline_failed": "the data directory could not be changed; ANVIL_TRACEBACK=1 shows why",
     "init_failed": "the data directory could not be set up and is as before; ANVIL_TRACEBACK=1 shows why",
     "server_missing": "the server could not be started",
+    "mcp_missing": "the MCP SDK is not installed: it comes with the extra anvil-router[mcp]",
+    "mcp_port_taken": "the port is not free",
 }
 
 

@@ -7,6 +7,7 @@ from . import (
     install,
     intent,
     keys,
+    mcp_server,
     promote,
     qualify,
     readers,
@@ -205,6 +206,13 @@ LEAVES: Final[tuple[Leaf, ...]] = (
             _LIMIT,
             Option(name="jsonl", help="JSON lines, which is the default", excludes="json"),
         ),
+    ),
+    Command(
+        words=("mcp",),
+        summary="Serve transitions and readings as tools of the Model Context Protocol, over stdio.",
+        reach="router",
+        run=mcp_server.serve,
+        options=(Option(name="port", form=spec.PORT, help="serve over HTTP on this port of 127.0.0.1"),),
     ),
     Command(
         words=("qualify", "plan"),

@@ -1,0 +1,1 @@
+"""What the tests do with a PostgreSQL server of their own."""

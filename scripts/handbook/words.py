@@ -163,6 +163,10 @@ ENVIRONMENT: Final[dict[str, tuple[str, str]]] = {
     "ANVIL_GRACEFUL_TIMEOUT": ("30", "Seconds that running requests get after SIGTERM."),
     "ANVIL_ALLOWED_HOSTS": ("loopback names", "Host names of the console, separated by commas."),
     "ANVIL_TRUSTED_ORIGINS": ("-", "Origins of the console behind a proxy: `https://anvil.example.com`."),
+    "ANVIL_SECURE_COOKIES": (
+        "by address",
+        "Cookies over https alone. On for a public address or an https origin in `ANVIL_TRUSTED_ORIGINS`.",
+    ),
     "ANVIL_SECRET_KEY": ("made once", "Django's secret key; else the data directory's own."),
     "ANVIL_LOG_LEVEL": ("INFO", "Level of Anvil's own log lines on standard error."),
     "ANVIL_DEBUG": ("false", "Django's debug pages. Not for a router that others reach."),

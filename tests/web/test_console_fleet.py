@@ -228,6 +228,7 @@ def test_a_promotion_that_was_stopped_says_what_to_do_next(control: Control) -> 
     snapshot = validate_snapshot(control_support.CONFIG.encode(), control_support.TOPOLOGY.encode())
     row = publishing.store(snapshot, source=RouterSnapshot.Source.PROMOTION, actor="ada")
     publishing.point_at(row.pk, actor="ada")
+    control_support.install(control.router, snapshot_id=row.pk)
     Promotion.objects.create(
         tier_id="solo",
         resource_id="beta",

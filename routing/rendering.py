@@ -123,10 +123,17 @@ def _is_nested(value: object) -> bool:
     )
 
 
+def _ordered(value: object) -> object:
+    """Free-form values with their keys sorted: their order means nothing, and not every database keeps it."""
+    if isinstance(value, dict):
+        return {key: _ordered(value[key]) for key in sorted(value)}
+    return [_ordered(entry) for entry in value] if isinstance(value, list) else value
+
+
 def _table(name: str, source: object) -> Table:
     """The table of that name, with the values that ``source`` has under the keys' own names."""
     if source is None:
         return {}
     rules = config_module.FIELD_RULES.get(name) or topology_module.FIELD_RULES[name]
-    values = {key: thaw(getattr(source, key)) for key in rules}
+    values = {key: _ordered(thaw(getattr(source, key))) for key in rules}
     return {key: value for key, value in values.items() if not is_absent(value)}

@@ -39,8 +39,13 @@ class Watch:
     overlaps: int = 0
     """Arrivals that came up to `OVERLAP` seconds before the end of the connection they took the place of."""
 
-    def check(self, name: str) -> None:
-        """A request is about to be counted at engine ``name``: neither it nor its tier may be full."""
+    def check(self, name: str, arrival: Connection) -> None:
+        """A request is about to be counted at engine ``name``: neither it nor its tier may be full.
+
+        One whose connection the router has closed before it was read is none.
+        """
+        if _is_closed(arrival):
+            return
         tier = next((tier for tier, names in self.tiers.items() if name in names), None)
         for scope, names in ((name, (name,)), *(((tier, self.tiers[tier]),) if tier is not None else ())):
             count = 1 + sum(self.engines[each].in_work for each in names)
@@ -50,13 +55,13 @@ class Watch:
                 count = 1 + len(others)
                 if count > ceiling:
                     loop = asyncio.get_running_loop()
-                    loop.call_later(OVERLAP, self._judge, scope, ceiling, others)
+                    loop.call_later(OVERLAP, self._judge, scope, ceiling, [*others, arrival])
                     continue
             self.peaks[scope] = max(self.peaks[scope], count)
 
-    def _judge(self, scope: str, ceiling: int, others: list[Connection]) -> None:
-        """Whether the arrival was one too many after all, or one of the others was just being closed."""
-        count = 1 + sum(not _is_closed(each) for each in others)
+    def _judge(self, scope: str, ceiling: int, counted: list[Connection]) -> None:
+        """Whether the arrival was one too many after all, or one of them was just being closed."""
+        count = sum(not _is_closed(each) for each in counted)
         if count > ceiling:
             self.violation(f"{count} requests at once at {scope}, whose ceiling is {ceiling}")
         else:
@@ -91,7 +96,7 @@ class WatchedEngine(Engine):
 
     def submit(self, job: Job) -> None:
         if job.counted:
-            self.watch.check(self.settings.name)
+            self.watch.check(self.settings.name, job.connection)
         super().submit(job)
 
 

@@ -106,7 +106,7 @@ def test_only_the_rest_part_is_exempt_from_csrf(control: Control) -> None:
     """It takes no cookie, so that a foreign page has nothing to ride on."""
     exempt = {path for path, view in mutations() if getattr(view, "csrf_exempt", False)}
     assert exempt
-    assert all(path.startswith(("/v1/", "/metrics", "/api/")) for path in exempt), exempt
+    assert all(path.startswith(("/v1/", "/^v1/", "/metrics", "/api/")) for path in exempt), exempt
     # A session does not open the REST part.
     assert admin().get(TRANSITION).status_code == 401
 
@@ -325,3 +325,9 @@ def test_the_deployment_checks_are_clean_for_an_address_that_others_can_reach(tm
         cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_a_post_to_nowhere_below_v1_is_json_and_not_a_page_about_cookies() -> None:
+    """Found by random requests against the schema."""
+    answer = Client(enforce_csrf_checks=True).post("/v1/admin/keys/none", {})
+    assert (answer.status_code, answer["Content-Type"]) == (404, "application/json")

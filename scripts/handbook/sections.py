@@ -112,9 +112,19 @@ def _params() -> str:
     ]
     parts = []
     for name, table in tables.items():
-        rules = inspect.getclosurevars(table).nonlocals["rules"]
+        rules = dict(_flat(inspect.getclosurevars(table).nonlocals["rules"]))
         parts += [f"`params.{name}`:", _key_table(rules, words.PARAMS[name], lambda key: "-")]
     return "\n\n".join(parts)
+
+
+def _flat(rules: Mapping[str, Rule], before: str = "") -> Iterator[tuple[str, Rule]]:
+    """The rules of a closed table, those of the tables inside it under dotted keys."""
+    for key, rule in rules.items():
+        inside = inspect.getclosurevars(rule).nonlocals.get("rules")
+        if isinstance(inside, Mapping):
+            yield from _flat(inside, f"{before}{key}.")
+        else:
+            yield before + key, rule
 
 
 def _topology_table(name: str) -> str:

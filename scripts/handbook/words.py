@@ -99,9 +99,13 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     },
     "capabilities": {
         "modalities": "Words for what it takes.",
-        "thinking": "Table of `supported`, `default`, `caller_override` (booleans) and `max_tokens`.",
-        "compat": "Table of `supportsUsageInStreaming`, `supportsStrictMode` (booleans) and "
-        "`supportedReasoningEfforts` (words).",
+        "thinking.supported": "Whether the model can think before it answers.",
+        "thinking.default": "Whether it does when the caller says nothing.",
+        "thinking.caller_override": "Whether the caller can say.",
+        "thinking.max_tokens": "The most that it may think.",
+        "compat.supportsUsageInStreaming": "Whether streams report usage.",
+        "compat.supportsStrictMode": "Whether tools may be strict.",
+        "compat.supportedReasoningEfforts": "Words that the engine takes as reasoning effort.",
     },
     "fingerprint": {
         "model_revision": "As `replica_identity`, for a direct tier.",

@@ -15,13 +15,14 @@ way in, before anything is touched, and again before each way back.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 import django.db
-from django.db import transaction
+from django.db import connections, transaction
 from django.utils import timezone
 
 from admission.core import UnknownScopeError
@@ -149,6 +150,9 @@ def describe(router: "Router", row: Promotion, *, at_work: bool | None = None) -
 def preview(router: "Router", tier_id: str, resource_id: str) -> Preview:
     """Say what a promotion would change and wait for; changes nothing. Raises Refused as `promote` does."""
     wanted = _wanted(router, tier_id, resource_id)
+    if router.operations.promoting.locked():
+        _refuse("promotion_in_progress")
+    _refuse_unfinished(router, _unfinished())
     plan = plan_activation(wanted.active.config, wanted.promoted.config)
     return Preview(plan=plan, not_at_rest=undrained(plan.must_drain, router.ledger.snapshots()))
 
@@ -209,6 +213,26 @@ def roll_back(
         row = check(router)
         with _only_one(router):
             return _Run(router, _still_stopped(row), actor, through, drain_timeout).roll_back()
+
+
+def in_background(verb: Callable[[], Promotion]) -> None:
+    """Carry a verb out in a thread of its own, for those who watch the journal: it holds every outcome.
+
+    Who calls this has previewed or checked: a refusal that comes before the journal is told there.
+    """
+
+    def run() -> None:
+        try:
+            verb()
+        except Refused:
+            # Told already; the journal has it.
+            return
+        except Exception:
+            logger.exception("a promotion failed")
+        finally:
+            connections.close_all()
+
+    threading.Thread(target=run, name="anvil-promotion", daemon=True).start()
 
 
 # Before anything is touched ----------------------------------------------------------------------------
@@ -293,6 +317,12 @@ def _unfinished() -> Promotion | None:
     return Promotion.objects.select_related("promoted", "rollback").filter(outcome="").first()
 
 
+def _refuse_unfinished(router: "Router", row: Promotion | None) -> None:
+    """A promotion that was stopped comes first, unless what has been activated since has overtaken it."""
+    if row is not None and _serving(router, row) != "neither":
+        _refuse("promotion_unfinished", promotion=describe(router, row, at_work=False))
+
+
 def _still_stopped(row: Promotion) -> Promotion:
     """The row as it is, now that nobody else can be at work at it."""
     if not Promotion.objects.filter(pk=row.pk, outcome="").exists():
@@ -326,8 +356,7 @@ def _begin(
     try:
         with transaction.atomic(durable=True):
             left = _unfinished()
-            if left is not None and _serving(router, left) != "neither":
-                _refuse("promotion_unfinished", promotion=describe(router, left, at_work=False))
+            _refuse_unfinished(router, left)
             if left is not None:
                 _store_outcome(left, Promotion.Outcome.SUPERSEDED)
             promoted, _ = publishing.capture(

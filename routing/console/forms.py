@@ -1,5 +1,6 @@
 """Forms of the console. Their rules are those of the services; here they are told at the field."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from django import forms
@@ -101,3 +102,24 @@ class ActivateForm(ConsoleForm):
         max_value=MAX_WAIT_SECONDS,
         help_text="Seconds, at most 3600.",
     )
+
+
+class PromoteForm(ConsoleForm):
+    """Which direct tier moves to which resource. The choices are those of the active configuration."""
+
+    tier = forms.ChoiceField(help_text="A direct tier whose identity can be verified.")
+    resource = forms.ChoiceField(help_text="Where it is served from then on.")
+    drain_timeout = forms.FloatField(
+        label="Drain for at most",
+        initial=int(DEFAULT_DRAIN_TIMEOUT),
+        min_value=0.1,
+        max_value=MAX_WAIT_SECONDS,
+        help_text="Seconds, at most 3600. If requests still run then, nothing is changed.",
+    )
+
+    def __init__(self, *args: Any, tiers: Iterable[str], resources: Iterable[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, choices in (("tier", tiers), ("resource", resources)):
+            field = self.fields[name]
+            assert isinstance(field, forms.ChoiceField)
+            field.choices = [(choice, choice) for choice in choices]

@@ -1,6 +1,6 @@
 from django.urls import path
 
-from routing.console import actions, configuration, guide, overview, runbook
+from routing.console import actions, configuration, guide, overview, promotions, runbook
 
 app_name = "console"
 urlpatterns = [
@@ -20,6 +20,10 @@ urlpatterns = [
     path("configuration/demo/", configuration.demo, name="demo"),
     path("configuration/activation/", configuration.activation_page, name="activation"),
     path("configuration/activation/live", configuration.activation_live, name="activation-live"),
+    path("configuration/promotions/", promotions.promotions, name="promotions"),
+    path("configuration/promotions/live", promotions.promotions_live, name="promotions-live"),
+    path("configuration/promotions/new/", promotions.promote, name="promote"),
+    path("configuration/promotions/again/", promotions.again, name="promote-again"),
     path("configuration/snapshots/<int:snapshot_id>/", configuration.snapshot, name="snapshot"),
     path("configuration/snapshots/<int:snapshot_id>/activate/", configuration.activate, name="activate"),
     path("configuration/snapshots/<int:snapshot_id>/load/", configuration.load, name="load"),

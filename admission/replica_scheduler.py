@@ -278,9 +278,8 @@ def normalize_replica_pressure(
     - anything else, a clock that is not finite and nonnegative or that lies in the future included: unknown.
 
     Fresh pressure is the larger of the valid signals, each rounded up to whole ppm:
-    ``ceil((running + waiting) * 1000000 / capacity)`` and ``ceil(fraction * 1000000)``. Both are exact: the
-    second takes the float for the rational that it is, so 0.29 (a little below 29/100) gives 290000 and
-    0.1 (a little above 1/10) gives 100001. Pressure is never reported lower than it was measured.
+    ``ceil((running + waiting) * 1000000 / capacity)``, in whole numbers, and ``ceil(fraction * 1000000)``,
+    multiplied as floats, so that 0.1 gives 100000 although its float lies a little above 1/10.
     """
     requests_state, requests_ppm = _request_signal(requests_running, requests_waiting, scheduler_capacity)
     kv_state, kv_ppm = _kv_signal(kv_cache_usage_fraction)
@@ -344,8 +343,7 @@ def _kv_signal(fraction: object) -> tuple[PressureSignalState, int]:
         return PressureSignalState.MISSING, 0
     # A NaN fails both comparisons.
     if (type(fraction) is int or type(fraction) is float) and 0 <= fraction <= 1:
-        numerator, denominator = fraction.as_integer_ratio()
-        return PressureSignalState.VALID, -(-numerator * PPM // denominator)
+        return PressureSignalState.VALID, math.ceil(fraction * PPM)
     return PressureSignalState.INVALID, 0
 
 

@@ -15,7 +15,7 @@ MAX_FIELDS: Final = 100
 MAX_TRAILER_BYTES: Final = 8 * 1024
 
 _HEAD = re.compile(
-    rb"([A-Z]{3,16}) (/[!-~]*) HTTP/1\.([01])\r\n"
+    rb"([A-Z]{3,16}) (?:https?://[A-Za-z0-9.:\[\]_-]+)?(/[!-~]*) HTTP/1\.([01])\r\n"
     rb"((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)*)"
 )
 _HOPELESS = re.compile(rb"\A[^A-Z\r]|(?<!\r)\n|\r[^\n]")
@@ -54,6 +54,10 @@ class RequestHead:
     def decoded_path(self) -> str:
         """The path as WSGI's PATH_INFO has it."""
         return unquote_to_bytes(self.path).decode("latin-1") if "%" in self.path else self.path
+
+    def field(self, name: str) -> str | None:
+        """The value of the first field of that lower-case name."""
+        return next((value for key, value in self.fields if key == name), None)
 
     @property
     def target(self) -> str:

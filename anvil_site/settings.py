@@ -64,7 +64,13 @@ def _secret_key() -> str:
 
 SECRET_KEY = _secret_key()
 DEBUG = env.bool("ANVIL_DEBUG", False)
-ALLOWED_HOSTS: list[str] = env.list("ANVIL_ALLOWED_HOSTS", ["127.0.0.1", "localhost", "[::1]"])
+MACHINE_HOST = "anvil.invalid"
+"""The host under which API requests are handled, whatever name the caller used; nobody can resolve it."""
+
+ALLOWED_HOSTS: list[str] = [
+    *env.list("ANVIL_ALLOWED_HOSTS", ["127.0.0.1", "localhost", "[::1]"]),
+    MACHINE_HOST,
+]
 CSRF_TRUSTED_ORIGINS: list[str] = env.list("ANVIL_TRUSTED_ORIGINS", [])
 
 # Security. TLS, HSTS and the redirect to https are the reverse proxy's.
@@ -116,6 +122,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     # First, so that the data plane never sees sessions, CSRF or Django's authentication.
     "anvil_site.middleware.DataPlaneMiddleware",
+    "anvil_site.middleware.MachineHostMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -205,7 +212,7 @@ LOGGING = {
         # What strangers can provoke is one line each.
         "short": {
             "()": "django.utils.log.CallbackFilter",
-            "callback": lambda record: setattr(record, "exc_info", None) is None,
+            "callback": lambda record: record.__dict__.update(exc_info=None) is None,
         },
         "raised": {
             "()": "django.utils.log.CallbackFilter",

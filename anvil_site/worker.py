@@ -458,6 +458,9 @@ class AnvilWorker(ThreadWorker):
         if self._is_data(head):
             connection.budget = self._bodies
             refusal = self.plane.refuses
+            if refusal is None and not _is_complete(head, buffer):
+                # A stranger's body is neither waited for nor kept.
+                refusal = self.plane.refuses_key(head.field("authorization"), head.field("x-api-key"))
             if refusal is not None:
                 self._refuse_data(connection, head, refusal)
                 return False
@@ -673,6 +676,8 @@ class AnvilWorker(ThreadWorker):
         headers = (*answer.headers, ("Content-Length", str(len(answer.body))))
         if failure.status == 503:
             headers = (*headers, RETRY_SOON)
+        elif failure.status == 401:
+            headers = (*headers, ("WWW-Authenticate", "Bearer"))
         data = render_head(failure.status, headers, chunked=False, keep_alive=False) + answer.body
         self._send_and_linger(connection, data)
 
@@ -729,6 +734,11 @@ def executor_reading(pool: ThreadPoolExecutor) -> ExecutorReading:
     idle = pool._idle_semaphore._value
     waiting = pool._work_queue.qsize()
     return ExecutorReading(busy=max(0, len(pool._threads) - idle), waiting=waiting)
+
+
+def _is_complete(head: RequestHead, buffer: bytearray) -> bool:
+    """Whether a body of announced length has come together with its head."""
+    return head.content_length is not None and head.content_length <= len(buffer)
 
 
 _ENVIRON_KEYS: Final = {

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
@@ -394,6 +395,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
     return answer
 
 
+@csrf_exempt
 def not_found(request: HttpRequest, exception: Exception | None = None) -> JsonResponse:
-    """404 below ``/v1/``, as JSON."""
+    """404 below ``/v1/``, as JSON, whatever the method: nothing here changes anything."""
     return JsonResponse(msgspec.json.decode(error_body(404, *_TEXTS[404])), status=404)

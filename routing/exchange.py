@@ -67,6 +67,9 @@ ClosedReason = Literal[
 an error status, an unreadable head). ``completion_error``: it began one (a 2xx head) which ended early or
 could not be used."""
 
+_OPAQUE_TYPES: Final = ("audio/", "application/octet-stream", "application/ogg", EVENT_STREAM)
+"""What may be passed on unread: anything else is a page or an error that says it is a success."""
+
 _STREAM_HEADERS: Final = (
     ("Content-Type", f"{EVENT_STREAM}; charset=utf-8"),
     ("Cache-Control", "no-cache"),
@@ -291,7 +294,7 @@ class Exchange:
         self._accepted = True
         answer = self._translator.answer
         is_stream = head.media_type == EVENT_STREAM
-        if answer is Answer.OPAQUE:
+        if answer is Answer.OPAQUE and head.media_type.startswith(_OPAQUE_TYPES):
             self._sink, self._at_end = Exchange._pass_on, Exchange._end_opaque
         elif answer is Answer.EVENTS and is_stream:
             self._sink, self._at_end = Exchange._take_events, Exchange._end_events

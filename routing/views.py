@@ -97,6 +97,7 @@ SERVER_BUSY: Final = _failure(503, "server_busy", "The server is at its limit. T
 KEY_BUSY: Final = _failure(429, "key_concurrency_exceeded", "This API key is at its concurrency limit.")
 BODY_TOO_LARGE: Final = _failure(413, "request_too_large", "The request body is too large.")
 BODY_INCOMPLETE: Final = _failure(400, "incomplete_body", "The request body ended early.")
+UNKNOWN_PARAMETER: Final = _failure(400, "invalid_request", "This path takes no query parameter.")
 METHOD_NOT_ALLOWED: Final = _failure(405, "method_not_allowed", "This path takes another method.")
 
 
@@ -120,6 +121,15 @@ class DataPlane:
     def refusal(self, path: str, failure: Failure) -> Reply:
         """``failure`` in the dialect that callers of ``path`` speak."""
         return reply(DIALECTS.get(path, _REST_DIALECT), failure)
+
+    def refuses_key(self, authorization: str | None, api_key: str | None) -> Failure | None:
+        """Why whoever presents this may not infer; None when it may. Reading a body is for those who may."""
+        environ = {"HTTP_AUTHORIZATION": authorization, "HTTP_X_API_KEY": api_key}
+        try:
+            authenticate(self._router, environ, Scope.INFER)
+        except _Refusal as refusal:
+            return refusal.failure
+        return None
 
     @property
     def is_full(self) -> bool:
@@ -190,6 +200,8 @@ class DataPlane:
             if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
                 raise _Refusal(METHOD_NOT_ALLOWED, ("Allow", "GET, HEAD"))
             authenticate(self._router, environ, Scope.INFER, Scope.OBSERVE)
+            if environ.get("QUERY_STRING"):
+                raise _Refusal(UNKNOWN_PARAMETER)
             if self._router.active is None:
                 raise _Refusal(NOT_CONFIGURED, RETRY_SOON)
             if name:
@@ -200,7 +212,8 @@ class DataPlane:
             listing = model_list(self._router)
             return _send_json(start_response, 200, listing, (NO_STORE, ("X-Request-Id", request_id)))
         except _Refusal as refusal:
-            return _send(start_response, reply(_REST_DIALECT, refusal.failure, *refusal.headers), request_id)
+            answer = reply(_REST_DIALECT, refusal.failure, NO_STORE, *refusal.headers)
+            return _send(start_response, answer, request_id)
 
 
 class Detached:

@@ -1,8 +1,8 @@
 """gunicorn's configuration of a router that can be killed within a change, or whose database is full.
 
-A file ``kill`` beside the data directory holds the point, ``before:POINT`` or ``after:POINT``. It is a power cut:
-master and worker are gone at once, and it happens once. While a file ``full`` is there, no new connection lets
-the database grow by a page.
+A file ``kill`` beside the data directory holds the point, ``before:POINT`` or ``after:POINT``. It is a power
+cut: master and worker are gone at once, and it happens once. While a file ``full`` is there, no new
+connection lets the database grow by a page.
 """
 
 import os

@@ -123,7 +123,7 @@ def test_four_requests_over_two_idle_members_go_round(bench: Bench) -> None:
     assert served == ["member-a", "member-b", "member-a", "member-b"]
 
 
-@pytest.mark.requirement("C-A001", "C-T004", "case-10")
+@pytest.mark.requirement("C-A001", "C-R001", "C-T004", "case-10")
 def test_capacity_prefers_the_member_with_more_room_and_alternates_between_equals(
     bench: Bench, streams: Callable[..., RawConnection]
 ) -> None:

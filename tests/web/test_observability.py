@@ -191,7 +191,7 @@ class TestWhoMayAsk:
             assert json.loads(response.content)["error"]["code"] == "not_configured"
 
 
-@pytest.mark.requirement("C-T011", "C-T011.1", "Q-T005.2", "C-R011")
+@pytest.mark.requirement("C-T011", "C-T011.1", "Q-T005", "Q-T005.2", "C-R011")
 def test_capacity_and_metrics_follow_the_same_owners(observed: Control) -> None:
     """Leases, quiesce and release show at once, in both, and nothing else moves."""
     observed.run_request("chat", "member-a")

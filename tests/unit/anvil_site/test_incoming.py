@@ -169,7 +169,6 @@ def test_a_chunked_body_needs_http_1_1() -> None:
         "get / HTTP/1.1",
         "GET HTTP/1.1",
         "GET /a b HTTP/1.1",
-        "GET http://anvil/ HTTP/1.1",
         "GET * HTTP/1.1",
         "GET anvil HTTP/1.1",
         "GET /\x80 HTTP/1.1",
@@ -180,6 +179,11 @@ def test_a_chunked_body_needs_http_1_1() -> None:
 )
 def test_request_lines_that_are_refused(line: str) -> None:
     assert refusal(head("Host: a", request=line)) == 400
+
+
+def test_a_target_in_absolute_form_is_taken_by_its_path() -> None:
+    taken = parse_head(head("Host: a", request="POST http://127.0.0.1:8000/v1/models?x=1 HTTP/1.1"))
+    assert (taken.path, taken.query) == ("/v1/models", "x=1")
 
 
 def test_too_many_fields_are_refused() -> None:
@@ -236,7 +240,7 @@ def test_no_beginning_of_a_good_head_is_given_up(size: int) -> None:
     "beginning", [b"GET / HTTP/1.1\n", b"GET / HTTP/1.1\r\nHost: a\rb", b"\x16\x03\x01", b"get"]
 )
 def test_what_is_hopeless_is_so_at_its_last_byte_however_it_came(beginning: bytes) -> None:
-    """A head that comes byte by byte is not looked at from its start each time: 64 KiB of them took seconds."""
+    """A head that comes byte by byte is not looked at from its start each time: 64 KiB took seconds."""
     found = [cannot_become_head(beginning[:size], size - 1) for size in range(1, len(beginning) + 1)]
     assert True in found
     assert found.index(True) + 1 == next(

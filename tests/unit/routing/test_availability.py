@@ -46,7 +46,7 @@ def one(held: Held) -> HttpHealthAvailability:
     return availability(member("t", None, "t"), transport=held)
 
 
-@pytest.mark.requirement("F-T001", "F-R001", "F-R002", "F-R004")
+@pytest.mark.requirement("F-T001", "F-R001", "F-R002", "F-R004", "F-A001")
 @pytest.mark.parametrize("scope", ["t", None])
 def test_a_probe_that_crosses_an_invalidation_neither_fills_the_cache_nor_returns_its_success(
     one: HttpHealthAvailability, held: Held, threads: Crew, scope: str | None
@@ -151,7 +151,7 @@ def test_the_single_flight_is_free_again_after_a_transport_that_breaks() -> None
     assert brief(checker.check("t")) == (False, "identity_transport_other")
 
 
-@pytest.mark.requirement("F-R006", "F-R007", "F-T002")
+@pytest.mark.requirement("F-R006", "F-R007", "F-T002", "F-A003")
 def test_of_two_direct_probes_that_end_in_reverse_order_the_later_issued_wins(
     one: HttpHealthAvailability, held: Held, threads: Crew
 ) -> None:
@@ -185,7 +185,7 @@ def test_of_two_direct_probes_that_end_in_order_both_are_accepted(
     assert brief(one.cached("t")) == MISMATCH
 
 
-@pytest.mark.requirement("F-R007", "F-T002")
+@pytest.mark.requirement("F-R007", "F-T002", "F-A002")
 def test_an_old_failure_does_not_overwrite_a_newer_success_nor_its_time(held: Held, threads: Crew) -> None:
     clock = Clock(1000.0)
     checker = availability(member("t", None, "t"), transport=held, clock=clock)
@@ -230,7 +230,7 @@ def test_a_failure_from_before_an_invalidation_does_not_overwrite_a_newer_succes
     assert brief(one.cached("t")) == READY
 
 
-@pytest.mark.requirement("F-R008")
+@pytest.mark.requirement("F-R008", "F-A004", "F-A005")
 def test_what_a_readmit_does_is_refused_during_the_old_flight_and_decided_by_identity_after_it(
     one: HttpHealthAvailability, held: Held, threads: Crew
 ) -> None:
@@ -254,7 +254,7 @@ def test_what_a_readmit_does_is_refused_during_the_old_flight_and_decided_by_ide
     assert one.cached("t") == verified.result()
 
 
-@pytest.mark.requirement("F-R009", "F-T002")
+@pytest.mark.requirement("F-R009", "F-T002", "F-A006")
 def test_a_blocked_probe_of_one_tier_delays_no_other_and_invalidates_no_other(
     held: Held, threads: Crew
 ) -> None:

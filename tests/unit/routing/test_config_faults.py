@@ -731,7 +731,7 @@ ONE_FAULT: dict[str, tuple[str, Edit, str]] = {
 
 
 @pytest.mark.requirement(
-    "Q-R001", "Q-R002", "Q-R003", "Q-R005", "Q-R006", "Q-R010", "Q-T002", "C-T001", "contract 1"
+    "Q-R001", "Q-R002", "Q-R003", "Q-R005", "Q-R006", "Q-R010", "Q-T002", "Q-A002", "C-T001", "contract 1"
 )
 @pytest.mark.parametrize(("text", "edit", "expected"), ONE_FAULT.values(), ids=ONE_FAULT.keys())
 def test_each_broken_rule_is_exactly_one_fault(text: str, edit: Edit, expected: str) -> None:

@@ -381,7 +381,7 @@ PLANTED_FIELDS = [
 ]
 
 
-@pytest.mark.requirement("C-R012", "Q-R012", "C-T005", "Q-T011")
+@pytest.mark.requirement("C-R012", "Q-R012", "C-T005", "Q-T011", "Q-A006", "C-A007")
 @pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
 @pytest.mark.parametrize("name", PLANTED_FIELDS)
 def test_planted_value_reaches_no_surface(name: str, planted: str, jsonl: JsonlFile) -> None:

@@ -415,7 +415,7 @@ class TestFreshness:
         assert cache.ages("primary") == {"a": 2.5, "b": 2.5, "c": None}
 
 
-@pytest.mark.requirement("C-T003", "C-R009", "C-R007")
+@pytest.mark.requirement("C-T003", "C-R009", "C-R007", "C-A004")
 class TestSlowCollectors:
     def test_two_stalled_collectors_stall_nobody_else(self, rig: Rig) -> None:
         tier = capacity_tier("a", "b", "c", "d")

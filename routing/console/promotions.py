@@ -110,7 +110,7 @@ def _about(router: Router) -> dict[str, object]:
         steps = tuple((_words(step["step"]), _words(step["outcome"])) for step in row.steps)
         next_step = stopped.next_step if stopped is not None and is_stopped else None
         views.append(JournalView(row=row, state=state, next_step=next_step, steps=steps))
-    return {"journals": views, "stopped": stopped}
+    return {"journals": views}
 
 
 def _form(router: Router, request: HttpRequest | None = None) -> PromoteForm:

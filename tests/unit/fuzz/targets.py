@@ -237,7 +237,7 @@ _SEEDS: Final[Mapping[str, tuple[bytes, ...]]] = {
         b'{"version":1,"tiers":{"t":{"state":"quiesced","reason":"x"}},"members":{"t":{"m":"y"}}}',
         b'{"version":1,"tiers":{}}',
     ),
-    "order": (b'{"action":"quiesce","tier_id":"t","timeout":1e3,"confirm":true}', b'{"a":NaN}', b'{"a":1,"a":2}'),
+    "order": (b'{"action":"quiesce","tier_id":"t","timeout":1e3,"confirm":true}', b'{"a":NaN}', b'{"a":1,"a":2}', b'{"a":1e999}'),
     "wires": (
         _CHAT,
         b'{"model":"a","max_tokens":5,"system":"s","messages":[{"role":"user","content":"hi"},{"role":"assistant",'

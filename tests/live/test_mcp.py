@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp_types import CallToolResult
 
 from anvil_site.mcp.catalog import TOOLS
@@ -110,7 +110,7 @@ def _listens(port: int) -> bool:
 
 @contextlib.asynccontextmanager
 async def over_http(port: int, token: str) -> AsyncIterator[Client]:
-    async with create_mcp_http_client(headers={"Authorization": f"Bearer {token}"}) as http:
+    async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE) as http:
         transport = streamable_http_client(f"http://{HOST}:{port}/mcp", http_client=http)
         async with Client(transport, read_timeout_seconds=PATIENCE) as client:
             yield client

@@ -164,13 +164,17 @@ def test_a_view_that_fails_is_answered_as_json_without_a_word_of_why(
     }
 
 
-def test_a_strange_host_is_answered_as_json_below_v1_and_as_a_page_elsewhere(
+def test_a_strange_host_is_refused_by_what_takes_cookies_and_in_one_line(
     control: Control, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer = Client(headers={"host": "evil.example"}).get("/v1/nothing")
-    assert (answer.status_code, answer["Content-Type"]) == (400, "application/json")
-    assert json.loads(answer.content)["error"]["code"] == "invalid_request"
-    page = Client(headers={"host": "evil.example"}).get("/admin/login/")
+    """Without authentication a name that a foreign page has pointed at this machine opens nothing, either."""
+    stranger = Client(headers={"host": "evil.example"})
+    with override_settings(ANVIL_AUTH=False):
+        answers = [stranger.get("/v1/router/status"), stranger.get("/metrics")]
+    for answer in (*answers, stranger.get("/api/schema/")):
+        assert (answer.status_code, answer["Content-Type"]) == (400, "application/json")
+        assert json.loads(answer.content)["error"]["code"] == "invalid_request"
+    page = stranger.get("/admin/login/")
     assert (page.status_code, page["Content-Type"]) == (400, "text/html; charset=utf-8")
     assert b"evil" not in page.content
     for record in caplog.records:

@@ -67,9 +67,6 @@ ClosedReason = Literal[
 an error status, an unreadable head). ``completion_error``: it began one (a 2xx head) which ended early or
 could not be used."""
 
-_OPAQUE_TYPES: Final = ("audio/", "application/octet-stream", "application/ogg", EVENT_STREAM)
-"""What may be passed on unread: anything else is a page or an error that says it is a success."""
-
 _STREAM_HEADERS: Final = (
     ("Content-Type", f"{EVENT_STREAM}; charset=utf-8"),
     ("Cache-Control", "no-cache"),
@@ -294,7 +291,7 @@ class Exchange:
         self._accepted = True
         answer = self._translator.answer
         is_stream = head.media_type == EVENT_STREAM
-        if answer is Answer.OPAQUE and head.media_type.startswith(_OPAQUE_TYPES):
+        if answer is Answer.OPAQUE and (is_stream or not _is_text(head.media_type)):
             self._sink, self._at_end = Exchange._pass_on, Exchange._end_opaque
         elif answer is Answer.EVENTS and is_stream:
             self._sink, self._at_end = Exchange._take_events, Exchange._end_events
@@ -509,6 +506,11 @@ class Exchange:
                 unreachable=self._unreachable,
             )
         return out
+
+
+def _is_text(media_type: str) -> bool:
+    """Whether a success of that type is no sound, but a page or a document that should have been an error."""
+    return media_type.startswith("text/") or _is_json(media_type)
 
 
 def _is_json(media_type: str) -> bool:

@@ -94,7 +94,8 @@ class TestInit:
 
     def test_then_a_configuration_without_a_router(self, tmp_path: Path) -> None:
         data = tmp_path / "it's here"
-        data.mkdir(mode=0o755)
+        data.mkdir()
+        data.chmod(0o755)
         assert run(tmp_path, "init", **ADMIN, ANVIL_DATA=str(data)).returncode == 0
         assert stat.S_IMODE(data.stat().st_mode) == 0o700
         words = ["router", "install-config", "--config", str(data / "router.toml"), "--confirm", "--json"]
@@ -117,7 +118,8 @@ class TestInit:
 
     def test_a_directory_in_use_is_not_touched(self, tmp_path: Path) -> None:
         data = tmp_path / "var"
-        data.mkdir(mode=0o755)
+        data.mkdir()
+        data.chmod(0o755)
         (data / "anvil.sqlite3").write_bytes(b"something")
         result = run(tmp_path, "init", **ADMIN)
         assert (result.returncode, result.stdout) == (1, "")

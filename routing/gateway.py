@@ -225,8 +225,12 @@ class _TierPassage(Passage):
         if not gateway.availability.current(tier.id).available:
             return None, "unavailable"
         lease = gateway.ledger.acquire(
-            tier.id, timeout=self._route.relay_timeout, abandoned=self._caller.is_gone
+            tier.id, timeout=self._route.relay_timeout, abandoned=self._caller.waits_in_vain
         )
+        if lease is not None and self._caller.is_stopping:
+            # A place that became free because the process ends is no place.
+            lease.release()
+            return None, "unavailable"
         if lease is None and gateway.ledger.snapshot(tier.id).state == "quiesced":
             return None, "quiesced"
         return lease, "unavailable"

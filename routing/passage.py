@@ -18,7 +18,7 @@ from routing.access import Principal
 from routing.dialects.base import Answer, CallerRequest, Dialect, Failure, UpstreamCall, Usage
 from routing.exchange import Exchange, Fault, Outcome
 from routing.records import AttemptRecord, DecisionRecord, RecordBoundary, ReplicaSelection
-from routing.relay import Dispatch
+from routing.relay import Dispatch, StopSignal
 from routing.upstream import POLLRDHUP, CallerGone, ConnectFailure, ConnectionPool, Endpoint, SendFailure
 
 
@@ -41,7 +41,8 @@ class Caller:
 
     ``connection`` is the caller's connection where the server gives it away. The correlation ids passed their
     grammar; ``arrived`` is the monotonic second at which the request was complete. ``leave`` gives back what
-    the front door took for the request; it is called, at least once, when its exchange is over.
+    the front door took for the request; it is called, at least once, when its exchange is over. ``stopping``
+    is the server's word that it ends.
     """
 
     principal: Principal
@@ -51,9 +52,17 @@ class Caller:
     arrived: float
     connection: socket.socket | None = field(repr=False)
     leave: Callable[[], None] = field(repr=False)
+    stopping: StopSignal | None = field(default=None, repr=False)
 
-    def is_gone(self) -> bool:
-        """Whether the caller has closed its side; False where that cannot be seen."""
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the server ends: nothing is to be begun for anybody."""
+        return self.stopping is not None and self.stopping.is_set
+
+    def waits_in_vain(self) -> bool:
+        """Whether the caller has closed its side, as far as that can be seen, or the server ends."""
+        if self.is_stopping:
+            return True
         if self.connection is None:
             return False
         poller = select.poll()

@@ -213,6 +213,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.is_set = False
 
     def __del__(self) -> None:
         os.close(self._fd)
@@ -222,6 +223,7 @@ class StopSignal:
 
     def set(self) -> None:
         """Readable from now on, for everybody."""
+        self.is_set = True
         os.eventfd_write(self._fd, 1)
 
 

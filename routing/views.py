@@ -270,6 +270,7 @@ class _Visit:
             arrived=arrived,
             connection=environ.get("gunicorn.socket"),
             leave=self.leave,
+            stopping=router.stopping,
         )
         return router.handle(dialect, body, caller, content_type=environ.get("CONTENT_TYPE") or JSON)
 

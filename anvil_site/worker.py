@@ -341,10 +341,14 @@ class AnvilWorker(ThreadWorker):
         if listener is None:
             return
         # A bounded burst a turn: the connections that are open come first.
-        for _ in range(64):
-            if len(self._connections) >= self.worker_connections and not self._evict():
-                self._pause_accepting("every connection is in use")
-                return
+        for number in range(64):
+            if len(self._connections) >= self.worker_connections:
+                if number:
+                    # Nobody makes room before the next turn has told that somebody waits for it.
+                    return
+                if not self._evict():
+                    self._pause_accepting("every connection is in use")
+                    return
             try:
                 sock, client = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):

@@ -20,7 +20,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BytesIO
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from anvil_site import gunicorn as process
 from anvil_site import reloads
+from anvil_site.executor import Executor
 from anvil_site.incoming import (
     MAX_HEAD_BYTES,
     BadRequest,
@@ -45,7 +45,6 @@ from routing.dialects.base import Failure
 from routing.gateway import Refused
 from routing.loop import Flow, RelayLoop, render_head
 from routing.views import BODY_TOO_LARGE, CAN_DETACH, RETRY_SOON, SERVER_BUSY, DataPlane, Detached
-from telemetry.evidence import ExecutorReading
 
 logger = logging.getLogger("anvil.worker")
 
@@ -178,11 +177,12 @@ class AnvilWorker(ThreadWorker):
         # Not before the fork: the master would keep a descriptor of each for every worker it ever made.
         self._epoll = select.epoll()
         self.loop = RelayLoop()
-        self.management = ThreadPoolExecutor(MANAGEMENT_THREADS, thread_name_prefix="anvil-management")
+        self.management = Executor(MANAGEMENT_THREADS, name="anvil-management")
         super().init_process()
 
-    def get_thread_pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.cfg.threads, thread_name_prefix="anvil-data")
+    def get_thread_pool(self) -> Executor:
+        self.data = Executor(self.cfg.threads, name="anvil-data")
+        return self.data
 
     def load_wsgi(self) -> None:
         """Wait for a predecessor of the same master to leave, then load the application.
@@ -207,8 +207,8 @@ class AnvilWorker(ThreadWorker):
         server = runtime.evidence.server
         server.loop = self.loop.stats
         server.executors = {
-            "data": partial(executor_reading, self.tpool),
-            "management": partial(executor_reading, self.management),
+            "data": self.data.reading,
+            "management": self.management.reading,
         }
 
     def _wait_while(self, condition: Callable[[], bool], deadline: float) -> None:
@@ -297,7 +297,7 @@ class AnvilWorker(ThreadWorker):
             except OSError:
                 pass
             self._close(connection)
-        self.tpool.shutdown(wait=False, cancel_futures=True)
+        self.data.shutdown(wait=False, cancel_futures=True)
         self.management.shutdown(wait=False, cancel_futures=True)
         process.runtime().stop()
         self._epoll.close()
@@ -528,7 +528,7 @@ class AnvilWorker(ThreadWorker):
             # From the poller itself: nothing in it waits.
             self._serve_data(connection, head, body)
         elif self._is_data(head):
-            self.tpool.submit(self._serve_data, connection, head, body)
+            self.data.submit(self._serve_data, connection, head, body)
         else:
             self.management.submit(self._serve_rest, connection, head, body)
 
@@ -731,13 +731,6 @@ class AnvilWorker(ThreadWorker):
             self._connections.pop(connection.fd, None)
             self._give_back_budget(connection)
             util.close(connection.sock)
-
-
-def executor_reading(pool: ThreadPoolExecutor) -> ExecutorReading:
-    """How busy ``pool`` is. Its own account of it is private; a test holds us to what it is today."""
-    idle = pool._idle_semaphore._value
-    waiting = pool._work_queue.qsize()
-    return ExecutorReading(busy=max(0, len(pool._threads) - idle), waiting=waiting)
 
 
 def _is_complete(head: RequestHead, buffer: bytearray) -> bool:

@@ -15,6 +15,7 @@ import pytest
 from gunicorn.config import Config
 
 from anvil_site import worker as module
+from anvil_site.executor import Executor
 from anvil_site.worker import BODY_SILENCE, HEAD_SECONDS, LINGER_SECONDS, AnvilWorker, Budget, Connection
 from routing.dialects.base import Failure
 from routing.gateway import Reply
@@ -94,8 +95,8 @@ def worker(clock: Clock) -> Iterator[Driven]:
     worker: Any = Driven(1, os.getpid(), [listener], None, 30, cfg, None)
     worker._epoll = select.epoll()
     worker.loop = module.RelayLoop()
-    worker.tpool = module.ThreadPoolExecutor(2, thread_name_prefix="anvil-data")
-    worker.management = module.ThreadPoolExecutor(2, thread_name_prefix="anvil-management")
+    worker.tpool = worker.data = Executor(2, name="anvil-data")
+    worker.management = Executor(2, name="anvil-management")
     worker.method_queue.init()
     worker.plane = Plane()
     worker.wsgi = page

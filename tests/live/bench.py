@@ -1,5 +1,6 @@
 """Two engines and a router that many tests share: each test finds them at rest, whatever was before."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,13 +28,17 @@ class Bench:
         tiers: Callable[[Sequence[Engine]], Sequence[TierDocument]],
         *,
         front: str = "loop",
+        more: str = "",
         **options: Any,
     ) -> None:
+        """``more`` is added to the configuration, ``{url}`` in it standing for the first engine's."""
         self.front = front
         self._closing = ExitStack()
         try:
             self.engines = [self._engine(directory, name) for name in ("a", "b")]
             installed = documents(*tiers(self.engines))
+            added = more.replace("{url}", self.engines[0].url).encode()
+            installed = dataclasses.replace(installed, config=installed.config + added)
             self.router = Router(directory / "router", installed, config=FRONTS[front], **options)
             self._closing.callback(self.router.stop)
             self.router.start()

@@ -14,6 +14,7 @@ import pytest
 
 from tests.live.bench import FRONTS, Bench
 from tests.live.harness import (
+    MODEL,
     Engine,
     Router,
     TierDocument,
@@ -28,6 +29,14 @@ from tests.live.raw import RawConnection, Response
 
 STRATEGIES = ("direct", "round_robin", "capacity")
 HASTY = {"first_byte_timeout": 0.4, "timeout": 0.4}
+SPEECH = f"""
+[[router.audio_routes]]
+id = "voice"
+purpose = "tts"
+default = true
+model = "{MODEL}"
+base_url = "{{url}}"
+"""
 
 
 def tiers(engines: Sequence[Engine]) -> list[TierDocument]:
@@ -45,7 +54,7 @@ def tiers(engines: Sequence[Engine]) -> list[TierDocument]:
 
 @pytest.fixture(scope="module", params=FRONTS)
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    bench = Bench(tmp_path_factory.mktemp(request.param), tiers, front=request.param)
+    bench = Bench(tmp_path_factory.mktemp(request.param), tiers, front=request.param, more=SPEECH)
     yield bench
     bench.stop()
 
@@ -488,3 +497,22 @@ def test_a_pooled_connection_that_its_engine_has_closed_costs_no_request(bench: 
     stats = bench.engines[0].stats()
 
     assert stats["received"] == 10
+
+
+@pytest.mark.requirement("house-2", "contract 2")
+@pytest.mark.parametrize(("version", "ending"), [("1.1", "cut"), ("1.0", "reset")])
+def test_sound_that_breaks_off_is_not_given_a_proper_end(bench: Bench, version: str, ending: str) -> None:
+    """No event can say so: the framing has to, and without framing the connection."""
+    bench.engines[0].fault("cut_mid_stream", path="/v1/audio/speech", after=1)
+    body = b'{"input":"one two three four","voice":"v"}'
+    with RawConnection(bench.router.port) as connection:
+        connection.send(
+            b"POST /v1/audio/speech HTTP/%b\r\nHost: a\r\nAuthorization: Bearer live-test-token\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (version.encode(), len(body), body)
+        )
+        response = connection.read_response()
+
+    assert response.status == 200
+    assert response.head.get("transfer-encoding") == ("chunked" if version == "1.1" else None)
+    assert response.ending in (ending, "reset")

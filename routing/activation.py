@@ -320,6 +320,7 @@ class _Activation:
             router.ledger.quiesce(scope.tier_id, self._reason, scope.member_id)
         self._own[scope] = before + 1
         router.availability.invalidate(*place)
+        self._leave_entry("quiesce", scope, "quiesced")
         self._done("quiesce", "quiesced", scope)
 
     def _drain(self, scope: Scope, deadline: float) -> DrainOutcome:
@@ -452,10 +453,26 @@ class _Activation:
                         router.ledger.readmit(*place)
                 except UnknownScopeError:
                     continue
+            if undisturbed:
+                self._leave_entry("readmit", scope, "readmitted")
             self._done(name, "readmitted" if undisturbed else "left_quiesced", scope)
         self._own = {}
 
     # Telling
+
+    def _leave_entry(self, action: str, scope: Scope, result: str) -> None:
+        """Say in the audit trail who closed or opened a scope: an activation does so on somebody's behalf."""
+        with audit.after_the_fact(action):
+            audit.record(
+                actor=self._actor,
+                through=self._through,
+                action=action,
+                tier_id=scope.tier_id,
+                member_id=scope.member_id,
+                subject=f"activation of snapshot {self._row.pk}",
+                reason=self._reason,
+                result=result,
+            )
 
     def _done(self, name: StepName, outcome: str, scope: Scope | None = None) -> None:
         step = Step(name=name, scope=scope, outcome=outcome)

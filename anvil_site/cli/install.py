@@ -5,7 +5,9 @@ is sent. The router validates them again before it activates them.
 """
 
 import base64
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 from routing.snapshot import SnapshotError, ValidatedSnapshot, validation_result
@@ -89,6 +91,9 @@ def _activate(number: int, drain_timeout: float | None, data: dict[str, Json]) -
 
 def _install_offline(snapshot: ValidatedSnapshot, data: dict[str, Json]) -> Outcome:
     """No router runs here: change the data directory itself, if nobody owns it."""
+    if not os.environ.get("ANVIL_DATA") and not Path("var").is_dir():
+        # A shell without the router's environment must not make a second router and call it done.
+        return failed("data_directory_missing", data=data)
     from anvil_site.offline import LedgerOwned, install_snapshot
 
     try:

@@ -90,6 +90,7 @@ MESSAGES: Final[Mapping[str, str]] = {
     "promotion_not_persisted": "the promotion could not be recorded; nothing has changed",
     "promotion_not_recorded": "it is done, but could not be recorded; --resume tries again",
     # Work on the data directory.
+    "data_directory_missing": "no router answers and no data directory is named: set ANVIL_URL or ANVIL_DATA",
     "ledger_owned": "another process owns the data directory",
     "already_initialised": "the data directory is in use already; nothing was changed",
     "admin_missing": "set ANVIL_ADMIN_USER and ANVIL_ADMIN_PASSWORD, or run it in a terminal",

@@ -23,6 +23,9 @@ class Figures(Protocol):
     def requests_per_second(self) -> float: ...
 
     @property
+    def refused_per_second(self) -> float: ...
+
+    @property
     def error_share(self) -> float | None: ...
 
     @property

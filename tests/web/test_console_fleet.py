@@ -176,12 +176,15 @@ def test_figures_come_from_the_history(control: Control, runtime: object) -> Non
     )
     for observation in (seen, replace(seen, first_token_seconds=1.25), replace(seen, outcome="error")):
         history.observe(observation)
+    for _ in range(2):
+        history.observe(replace(seen, outcome="skipped", member=None, first_token_seconds=None))
     control.run_request("chat", "member-a")
     history.run_once(scope_readings(control.router))
 
     page = text_of(viewer().get("/fleet/live"))
 
     assert "<dt>Requests</dt><dd>3.0/s</dd>" in page
+    assert '<dt>Refused</dt><dd><span class="alarm">2.0/s</span></dd>' in page
     assert "<dt>First token p50</dt><dd>87 ms</dd>" in page
     assert "<dt>First token p95</dt><dd>1.25 s</dd>" in page
     assert "<dt>Errors</dt><dd>33.3 %</dd>" in page

@@ -201,8 +201,11 @@ def test_a_tier_moves_to_another_resource_in_one_operation(site: Site) -> None:
     assert intent_rows() == []
     assert promotion.stopped(site.router) is None
     assert elsewhere.release()
+    subject = f"activation of snapshot {row.promoted_id}"
     assert trail() == [
+        ("ada", "quiesce", "solo", subject, "promotion", "quiesced"),
         ("ada", "activate", "", f"snapshot {row.promoted_id}", "", "activated"),
+        ("ada", "readmit", "solo", subject, "promotion", "readmitted"),
         ("ada", "promote", "solo", "resource gamma", "promotion", "promoted"),
     ]
 

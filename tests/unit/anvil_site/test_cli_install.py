@@ -239,6 +239,18 @@ class TestWithoutARouter:
         assert result.envelope["errors"][0]["code"] == "router_unreachable"
         assert no_data_directory == []
 
+    def test_a_shell_without_the_environment_makes_no_second_router(
+        self, anvil: Anvil, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.delenv("ANVIL_DATA", raising=False)
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        result = anvil(*words, "--confirm", "--json")
+        assert result.code == 1
+        assert result.envelope["data"]["applied"] is False
+        assert result.envelope["errors"][0]["code"] == "data_directory_missing"
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
     def test_a_directory_that_another_process_owns(
         self, anvil: Anvil, words: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

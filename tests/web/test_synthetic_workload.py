@@ -689,7 +689,7 @@ def evidence(work: Workload) -> None:
     secrets = (PROMPT, HOST, "http", "secret", "another-model", "Hi", "Traceback", "gpu-host", "bench:run-1")
     assert [secret for secret in secrets if secret in text] == []
     for engine in work.engines.values():
-        assert str(engine.upstream.port) not in text
+        assert f":{engine.upstream.port}" not in text
     work.router.evidence.settle()  # type: ignore[attr-defined]
     refused = work.router.evidence.refusals()  # type: ignore[attr-defined]
     assert refused["chat", "unavailable"] >= 1

@@ -52,12 +52,13 @@ def evidence() -> ProcessEvidence:
 
 @pytest.fixture
 def router(evidence: ProcessEvidence) -> Iterator[Router]:
-    """Active, and with nothing to probe."""
+    """Active, and with nothing to probe: ready once the prober's thread has found that out."""
     made = Router(
         evidence=evidence, pressure_factory=lambda tiers, previous: ReplicaPressureCache(tiers), auth=False
     )
     made.install(validate_snapshot(CONFIG), snapshot_id=1)
     made.owns_ledger = True
+    assert made.availability.first_round_done.wait(10)
     yield made
     made.close()
 

@@ -66,13 +66,15 @@ def install_snapshot(config: bytes, topology: bytes | None, overlay: bytes | Non
         return {"activated": True, "snapshot_id": row.pk}
 
 
-def set_superuser(name: str, password: str) -> None:
-    """Make sure that a superuser of that name exists and has that password. Raises LedgerOwned."""
-    with owning_data_directory():
-        from django.contrib.auth import get_user_model
+def ensure_superuser(name: str, password: str) -> bool:
+    """Make a superuser of that name unless a user of it is there; whether it was made, with ``password``.
 
-        users = get_user_model().objects
-        user, _ = users.get_or_create(username=name)
-        user.is_staff = user.is_superuser = user.is_active = True
-        user.set_password(password)
-        user.save()
+    Who is there keeps the password and the rights that people gave. Raises LedgerOwned.
+    """
+    with owning_data_directory():
+        from django.contrib.auth.models import User
+
+        if User.objects.filter(username=name).exists():
+            return False
+        User.objects.create_superuser(username=name, password=password)
+        return True

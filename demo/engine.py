@@ -418,7 +418,8 @@ class Engine:
             if not fits:
                 raise FaultError(f"no such setting, or not a value for it: {key}")
         for key, value in order.items():
-            setattr(self.settings, key, value)
+            # JSON writes a whole number of seconds without a point; the setting stays what it was.
+            setattr(self.settings, key, type(getattr(self.settings, key))(value))
         self._fill()
 
     def stats(self) -> dict[str, Any]:

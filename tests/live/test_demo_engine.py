@@ -475,6 +475,13 @@ def test_control_on_the_same_port_and_its_refusals(engine: Engine) -> None:
     assert request(engine.port, "DELETE", "/control/faults?fault=http_500").json() == {"armed": []}
 
 
+def test_a_setting_of_seconds_takes_whole_and_broken_numbers_in_turn(engine: Engine) -> None:
+    """A whole number came to stay as an integer, and fractions were refused from then on."""
+    for token, shown in ((0, b'"token":0.0,'), (0.5, b'"token":0.5,'), (1, b'"token":1.0,')):
+        answer = request(engine.port, "POST", "/control/settings", body={"token": token})
+        assert (answer.status, shown in answer.body) == (200, True)
+
+
 # Faults: the connection.
 
 

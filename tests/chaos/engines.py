@@ -1,8 +1,10 @@
 """Engines that count: the demo's, in the run's own event loop, each arrival checked against its ceiling."""
 
 import asyncio
+import os
 import re
 import select
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,17 +19,13 @@ MARK = re.compile(rb"chaos:([0-9a-z]+-[0-9]+);")
 """What a request carries in its prompt, so that an engine knows it again: its id."""
 
 
-OVERLAP = 0.01
-"""Seconds. The end of one connection and the request on another are not ordered on their way, not even on a
-loopback: an arrival that is one too many is only held against the router when nothing has ended by then."""
-
-
 @dataclass(slots=True)
 class Watch:
     """What all engines have seen, and what they may see at most.
 
     ``ceilings`` are by engine and by tier (its engines together); absent: none. `Watch.check` is called
-    before a new request is counted, with the requests whose connections the router has not closed.
+    before a new request is counted. The count is exact: a request is in work until its answer's last bytes are
+    written or the router has closed its connection, whether the engine has read that close or not.
     """
 
     tiers: Mapping[str, tuple[str, ...]]
@@ -36,8 +34,6 @@ class Watch:
     engines: dict[str, "WatchedEngine"] = field(default_factory=dict)
     seen: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     peaks: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    overlaps: int = 0
-    """Arrivals that came up to `OVERLAP` seconds before the end of the connection they took the place of."""
 
     def check(self, name: str, arrival: Connection) -> None:
         """A request is about to be counted at engine ``name``: neither it nor its tier may be full.
@@ -51,21 +47,35 @@ class Watch:
             count = 1 + sum(self.engines[each].in_work for each in names)
             ceiling = self.ceilings.get(scope)
             if ceiling is not None and count > ceiling:
-                others = [each for name in names for each in self.engines[name].still_wanted()]
-                count = 1 + len(others)
+                deliver_what_was_sent()
+                if _is_closed(arrival):
+                    return
+                count = 1 + sum(len(self.engines[each].still_wanted()) for each in names)
                 if count > ceiling:
-                    loop = asyncio.get_running_loop()
-                    loop.call_later(OVERLAP, self._judge, scope, ceiling, [*others, arrival])
-                    continue
+                    self.violation(f"{count} requests at once at {scope}, whose ceiling is {ceiling}")
             self.peaks[scope] = max(self.peaks[scope], count)
 
-    def _judge(self, scope: str, ceiling: int, counted: list[Connection]) -> None:
-        """Whether the arrival was one too many after all, or one of them was just being closed."""
-        count = sum(not _is_closed(each) for each in counted)
-        if count > ceiling:
-            self.violation(f"{count} requests at once at {scope}, whose ceiling is {ceiling}")
-        else:
-            self.overlaps += 1
+
+def deliver_what_was_sent() -> None:
+    """Return when everything that was sent on the loopback before this call has come to its socket.
+
+    The close of one connection and the request on another, sent after it by another thread, may come in
+    either order: what a processor sends lies in that processor's own queue until it is worked off. So
+    send a datagram through each processor's queue, behind all that is there, and wait until it has come.
+    Raises TimeoutError where that takes a second.
+    """
+    allowed = os.sched_getaffinity(0)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as itself:
+        itself.settimeout(1.0)
+        itself.bind((HOST, 0))
+        itself.connect(itself.getsockname())
+        try:
+            for processor in allowed:
+                os.sched_setaffinity(0, {processor})
+                itself.send(b"x")
+                itself.recv(1)
+        finally:
+            os.sched_setaffinity(0, allowed)
 
 
 class WatchedEngine(Engine):

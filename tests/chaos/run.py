@@ -67,7 +67,6 @@ class Report:
     changes: Counter[str] = field(default_factory=Counter)
     struck: Counter[str] = field(default_factory=Counter)
     peaks: dict[str, int] = field(default_factory=dict)
-    overlaps: int = 0
     slowest_health: float = 0.0
     rests: list[Rest] = field(default_factory=list)
     violations: Counter[str] = field(default_factory=Counter)
@@ -82,7 +81,7 @@ class Report:
             f"callers {dict(self.behaviours.most_common())}",
             f"changes {dict(sorted(self.changes.items()))}",
             f"faults met {dict(self.struck.most_common())}",
-            f"peaks {self.peaks}, overlaps {self.overlaps}",
+            f"peaks {self.peaks}",
             f"slowest /healthz {self.slowest_health * 1000:.0f} ms",
             f"first rest {first}, last of {len(self.rests)} {last}",
             f"violations {sum(self.violations.values())}",
@@ -173,7 +172,6 @@ class _Run:
         report.seconds = time.monotonic() - began
         report.statuses, report.behaviours = tally.statuses, tally.behaviours
         report.changes, report.peaks = changes.counts, dict(watch.peaks)
-        report.overlaps = watch.overlaps
         report.slowest_health = changes.slowest
         for engine in watch.engines.values():
             report.struck.update(engine.faults.struck)

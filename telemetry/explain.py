@@ -10,10 +10,11 @@ refused, and neither does this.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from admission.core import AdmissionSnapshot, MemberAdmissionSnapshot
 from admission.replica_scheduler import PressureFreshness, ReplicaPressure, ReplicaScore
+from routing import wording
 from routing.config import RouterConfig, Tier
 from routing.gates import BYTES_PER_TOKEN
 from routing.projections import (
@@ -206,7 +207,7 @@ def _places(active: int, ceiling: int | None) -> str:
 def _direct(state: RouterState, tier: Tier, snapshot: AdmissionSnapshot) -> list[Step]:
     """Readiness first, then the ledger, where a request may wait for a place."""
     result = completed(state.availability, tier.id)
-    word = f"{result.state} ({result.reason})"
+    word = f"{result.state}, since {wording.readiness(result.reason)}"
     return [
         Step("readiness", tier.id, "passes" if result.available else "refuses", word),
         _quiesce(snapshot),
@@ -233,7 +234,7 @@ def _member(
     ceiling = member.max_concurrency
     full = ceiling is not None and member.active_requests >= ceiling
     open_ = readiness.available and member.state == "admitting" and not full
-    words = [f"{readiness.state} ({readiness.reason})"]
+    words = [f"{readiness.state}, since {wording.readiness(readiness.reason)}"]
     if member.state == "quiesced":
         words.append(f"quiesced, reason {member.reason}")
     words.append(_places(member.active_requests, ceiling))
@@ -254,27 +255,6 @@ def _pressure(source: PressurePeek | None, tier: Tier) -> Mapping[str, ReplicaPr
 
 # A record ------------------------------------------------------------------------------------------------
 
-_REASONS: Final[Mapping[str, str]] = {
-    "served": "It was served.",
-    "served_output_clamped": "It was served, with its output limited to the tier's.",
-    "client_disconnected": "Its caller left before the answer was complete.",
-    "backend_error": "The upstream failed before the answer began.",
-    "completion_error": "The upstream failed before the answer was complete.",
-    "over_context": "Its prompt was over the tier's context limit.",
-    "media_admission_image_limit": "It held more images than the tier takes.",
-    "media_admission_video_limit": "It held more videos than the tier takes.",
-    "media_admission_invalid_policy": "It held media, and the tier's media policy is incomplete.",
-    "tools_unsupported": "It needed tools, which the tier does not serve.",
-    "unavailable": "The tier was not available.",
-    "quiesced": "The tier was quiesced.",
-    "backend_unbound": "It asked for something that the tier's upstream cannot be sent.",
-    "not_admitted": (
-        "No member was chosen: the record does not say whether for readiness, quiesce or ceilings, of the "
-        "tier or of its members."
-    ),
-    "request_rejected": "It was refused for what it asked, before a member was chosen.",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordExplanation:
@@ -291,7 +271,9 @@ class RecordExplanation:
 def explain_record(record: DecisionRecord) -> RecordExplanation:
     """A canonical record in words."""
     reason = record.attempts[-1].reason if record.attempts else record.replica_selection
-    summary = _REASONS.get(reason or "", "The record does not say what became of it.")
+    summary = (
+        wording.sentence(wording.attempt(reason)) if reason else "The record does not say what became of it."
+    )
     decision = record.replica_scheduler
     if decision is None or not decision.scores:
         return RecordExplanation(summary=summary, choice=None, candidates=())

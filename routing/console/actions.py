@@ -11,9 +11,9 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 
-from routing import transitions
+from routing import transitions, wording
 from routing.audit import Through
-from routing.console import effects, words
+from routing.console import effects
 from routing.console.fleet import ScopeId, ScopeView, TierCard
 from routing.console.forms import REASONS, DrainForm, QuiesceForm, ReadmitForm
 from routing.console.pages import VIEW_FLEET, actor_of, page, refused, render
@@ -138,7 +138,7 @@ def readmit(request: HttpRequest) -> HttpResponseBase:
             actor=actor_of(request),
             through=Through.CONSOLE,
         )
-        return f"Readmitted {scope}: {words.readmit(str(result['reason']))}."
+        return f"Readmitted {scope}: {wording.readmit(str(result['reason']))}."
 
     return _confirm(request, "readmit", wanted, form, do)
 
@@ -184,7 +184,7 @@ def _carry_out(router: Router, scope: ScopeId, do: Do) -> Outcome:
         why = result.get("reason") if isinstance(result, dict) else None
         text = f"{scope}: {error}"
         if error.code == "readmit_refused" and isinstance(why, str):
-            text = f"{scope} stays quiesced: {words.readmit(why)} ({why})."
+            text = f"{scope} stays quiesced: {wording.readmit(why)}."
         return Outcome(scope, text, was_refused=True)
 
 

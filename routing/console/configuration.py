@@ -12,11 +12,10 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import NoReverseMatch, reverse
 
-from routing import activation, audit, publishing, working_copy
+from routing import activation, audit, publishing, wording, working_copy
 from routing.activation import Step
 from routing.activation_plan import Scope, ScopeChange
 from routing.audit import Through
-from routing.console import words
 from routing.console.forms import ActivateForm, ImportForm
 from routing.console.pages import EDIT_WORKING_COPY, VIEW_SNAPSHOTS, actor_of, page, refused, render
 from routing.console.places import line_of, read_places
@@ -275,23 +274,6 @@ def activation_live(request: HttpRequest) -> HttpResponseBase:
     return _activation(request, "console/_activation.html")
 
 
-_STEP_WORDS: Final = {
-    "validate": "Validate the bytes again",
-    "quiesce": "Quiesce {}",
-    "drain": "Drain {}",
-    "activate": "Move the pointer and swap",
-    "verify": "Verify {}",
-    "readmit": "Readmit {}",
-    "reopen": "Reopen {}",
-    "restore": "Go back to the previous snapshot",
-}
-_OUTCOME_WORDS: Final = {
-    "already_quiesced": "was quiesced already",
-    "timed_out": "requests were still running at the end of the time",
-    "reopened": "was opened by somebody meanwhile",
-    "no_open_member": "every member is quiesced: each is verified by its own readmit",
-    "left_quiesced": "was quiesced again by somebody meanwhile, and stays so",
-}
 _BAD_OUTCOMES: Final = frozenset({"timed_out", "reopened"})
 
 
@@ -332,14 +314,15 @@ def _activation(request: HttpRequest, template: str) -> HttpResponse:
 
 
 def _step_line(step: Step) -> StepLine:
-    what = _STEP_WORDS[step.name].format("" if step.scope is None else _scope_text(step.scope))
-    if step.name == "verify" and step.outcome not in _OUTCOME_WORDS:
-        outcome = words.readiness(step.outcome)
-        return StepLine(what=what, outcome=outcome, went_well=step.outcome in PASSED)
+    is_probed = step.name == "verify" and step.outcome != "no_open_member"
     return StepLine(
-        what=what,
-        outcome=_OUTCOME_WORDS.get(step.outcome, step.outcome),
-        went_well=step.outcome not in _BAD_OUTCOMES and step.name != "restore",
+        what=wording.step(step.name, "" if step.scope is None else _scope_text(step.scope)),
+        outcome=wording.outcome(step.outcome),
+        went_well=(
+            step.outcome in PASSED
+            if is_probed
+            else step.outcome not in _BAD_OUTCOMES and step.name != "restore"
+        ),
     )
 
 
@@ -365,8 +348,8 @@ def _fault_of_scope(entry: object) -> str:
         return ""
     scope = _scope_text(Scope(str(entry.get("tier_id")), entry.get("member_id")))
     if "reason" in entry:
-        return words.sentence(f"{scope}: {words.readiness(str(entry['reason']))}")
-    running = words.count(int(entry.get("active_requests", 0)), "request is", "requests are")
+        return wording.sentence(f"{scope}: {wording.readiness(str(entry['reason']))}")
+    running = wording.count(int(entry.get("active_requests", 0)), "request is", "requests are")
     return f"{scope} is {entry.get('state')}, and {running} running there."
 
 

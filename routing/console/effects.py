@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from routing.console.fleet import ScopeId, ScopeView, TierCard
-from routing.console.words import count, listed, sentence
+from routing.wording import count, listed, sentence
 
 
 def of_quiesce(

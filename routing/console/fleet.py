@@ -14,16 +14,15 @@ from django.utils import timezone
 from admission.core import AdmissionSnapshot, MemberAdmissionSnapshot, UnknownScopeError
 from admission.models import AdmissionIntent
 from admission.replica_scheduler import ReplicaPressure
-from routing import transitions
+from routing import transitions, wording
 from routing.config import Tier
 from routing.console import history as history_module
-from routing.console import words
 from routing.console.history import Figures, HistorySource, Sparkline, sparkline
-from routing.console.words import ago, count, listed, sentence
 from routing.drains import DrainProgress
 from routing.probes import AvailabilityResult
 from routing.projections import completed
 from routing.router import Router
+from routing.wording import ago, count, listed, sentence
 
 State = Literal["admitting", "quiesced", "draining", "not ready"]
 
@@ -126,7 +125,7 @@ class ScopeView:
     def readiness_in_words(self) -> str:
         if self.is_unprobed:
             return "it is probed again when it is readmitted"
-        return words.readiness(self.readiness.reason)
+        return wording.readiness(self.readiness.reason)
 
     @property
     def checked_at(self) -> datetime.datetime | None:

@@ -8,15 +8,15 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 
-from routing import promotion
+from routing import promotion, wording
 from routing.audit import Through
 from routing.console.forms import PromoteForm
 from routing.console.pages import VIEW_SNAPSHOTS, actor_of, page, refused, render
-from routing.console.words import count
 from routing.models import Promotion
 from routing.permissions import ACTIVATE_SNAPSHOT
 from routing.refusals import Refused
 from routing.router import Router, live
+from routing.wording import count
 
 TITLE: Final = "Promotions"
 LISTED: Final = 20
@@ -107,7 +107,9 @@ def _about(router: Router) -> dict[str, object]:
     for row in rows:
         is_stopped = stopped is not None and row.pk == stopped.promotion.pk
         state = row.get_outcome_display() if row.outcome else "stopped" if is_stopped else "running"
-        steps = tuple((_words(step["step"]), _words(step["outcome"])) for step in row.steps)
+        steps = tuple(
+            (wording.step(step["step"], row.tier_id), wording.outcome(step["outcome"])) for step in row.steps
+        )
         next_step = stopped.next_step if stopped is not None and is_stopped else None
         views.append(JournalView(row=row, state=state, next_step=next_step, steps=steps))
     return {"journals": views}
@@ -138,7 +140,3 @@ def _effects(running: int, timeout: float) -> tuple[str, ...]:
         "If the identity is another, it is taken back to its old place at once.",
         "Other tiers and their running requests do not notice.",
     )
-
-
-def _words(code: str) -> str:
-    return code.replace("_", " ")

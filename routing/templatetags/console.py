@@ -6,7 +6,7 @@ from typing import Any, Final
 from django import template
 from django.utils import timezone
 
-from routing.console import words
+from routing import wording
 from routing.console.configuration import active_snapshot
 from routing.console.fleet import ScopeId
 from routing.console.history import HEIGHT, WIDTH, Sparkline
@@ -110,13 +110,13 @@ def share(value: float | None) -> str:
 @register.filter
 def ago(value: datetime.datetime | None) -> str:
     """How long ago a moment was."""
-    return "" if value is None else words.ago(value, timezone.now())
+    return "" if value is None else wording.ago(value, timezone.now())
 
 
 @register.filter
 def strategy_words(strategy: str) -> str:
     """How a tier chooses who serves."""
-    return words.STRATEGIES.get(strategy, strategy)
+    return wording.STRATEGIES.get(strategy, strategy)
 
 
 @register.filter

@@ -93,7 +93,7 @@ def test_a_direct_tier_step_by_step() -> None:
                 "step": "readiness",
                 "scope": "direct",
                 "result": "passes",
-                "detail": "ready (health_passed)",
+                "detail": "ready, since its health check passed",
             },
             {"step": "admission", "scope": "direct", "result": "passes", "detail": "takes new requests"},
             {"step": "ceiling", "scope": "direct", "result": "passes", "detail": "0 of 6 places are taken"},
@@ -113,14 +113,15 @@ def test_a_capacity_tier_lists_its_members_and_names_no_winner() -> None:
             "member",
             "primary/member-a",
             "passes",
-            "ready (identity_passed); 1 of 2 places are taken; pressure fresh, 1250000 ppm",
+            "ready, since it is healthy and serves the expected model; 1 of 2 places are taken; "
+            "pressure fresh, 1250000 ppm",
         ),
         Step(
             "member",
             "primary/member-b",
             "refuses",
-            "ready (identity_passed); quiesced, reason kernel-upgrade; 2 of 4 places are taken; "
-            "pressure stale",
+            "ready, since it is healthy and serves the expected model; quiesced, reason kernel-upgrade; "
+            "2 of 4 places are taken; pressure stale",
         ),
         Step("members", "primary", "passes", "1 of 2 members can be chosen"),
     )
@@ -137,10 +138,13 @@ def test_members_that_are_out_refuse_everything() -> None:
             "member",
             "rotating/one",
             "refuses",
-            "unavailable (health_transport_refused); 0 requests run, no ceiling",
+            "unavailable, since its health check found the connection refused; 0 requests run, no ceiling",
         ),
         Step(
-            "member", "rotating/two", "refuses", "unavailable (identity_mismatch); 0 requests run, no ceiling"
+            "member",
+            "rotating/two",
+            "refuses",
+            "unavailable, since it serves another model than the expected one; 0 requests run, no ceiling",
         ),
         Step("members", "rotating", "refuses", "0 of 2 members can be chosen"),
     )
@@ -187,7 +191,8 @@ DIRECT_QUIESCED = replace(DIRECT_SNAPSHOT, state="quiesced", reason="upgrade")
         (
             "llm.direct",
             {"availability": None},
-            "A request for llm.direct is refused now: direct: unavailable (probe_pending).",
+            "A request for llm.direct is refused now: direct: unavailable, since no probe of it has been "
+            "completed yet.",
         ),
         (
             "llm.direct",

@@ -1,4 +1,8 @@
-"""States and reasons in words: what a fixed code of the contract means to the person who reads it."""
+"""States and reasons in words: what a fixed code of the contract means to the person who reads it.
+
+The one home of these sentences: the console, the explanations and the command line take them from here, so
+that a code means the same wherever it is told. A code without one is told as it is, without underscores.
+"""
 
 import datetime
 import re
@@ -39,6 +43,54 @@ _READMIT: Final = {
     "intent_not_persisted": "the database could not be brought to agree",
 }
 
+_ATTEMPTS: Final = {
+    "served": "it was served",
+    "served_output_clamped": "it was served, with its output limited to the tier's",
+    "client_disconnected": "its caller left before the answer was complete",
+    "backend_error": "the upstream failed before the answer began",
+    "completion_error": "the upstream failed before the answer was complete",
+    "over_context": "its prompt was over the tier's context limit",
+    "media_admission_image_limit": "it held more images than the tier takes",
+    "media_admission_video_limit": "it held more videos than the tier takes",
+    "media_admission_invalid_policy": "it held media, and the tier's media policy is incomplete",
+    "tools_unsupported": "it needed tools, which the tier does not serve",
+    "unavailable": "the tier was not available",
+    "quiesced": "the tier was quiesced",
+    "backend_unbound": "it asked for something that the tier's upstream cannot be sent",
+    "not_admitted": (
+        "no member was chosen: the record does not say whether for readiness, quiesce or ceilings, of the "
+        "tier or of its members"
+    ),
+    "request_rejected": "it was refused for what it asked, before a member was chosen",
+}
+
+_STEPS: Final = {
+    "promote": "Keep both configurations",
+    "resume": "Resume",
+    "roll_back": "Take back",
+    "recover": "Take back by itself",
+    "validate": "Validate the bytes again",
+    "quiesce": "Quiesce {}",
+    "drain": "Drain {}",
+    "activate": "Move the pointer and swap",
+    "verify": "Verify {}",
+    "readmit": "Readmit {}",
+    "reopen": "Reopen {}",
+    "restore": "Go back to the previous snapshot",
+}
+_OUTCOMES: Final = {
+    "already_quiesced": "was quiesced already",
+    "timed_out": "requests were still running at the end of the time",
+    "reopened": "was opened by somebody meanwhile",
+    "no_open_member": "every member is quiesced: each is verified by its own readmit",
+    "left_quiesced": "was quiesced again by somebody meanwhile, and stays so",
+    "readiness_passed": "verified",
+    "readmitted_unverified": "unverified",
+    "rolled_back": "taken back",
+    "not_promoted": "nothing was changed",
+    "superseded": "overtaken by another configuration",
+}
+
 STRATEGIES: Final = {
     "direct": "Every request goes to the one upstream.",
     "round_robin": "Members that are ready take turns.",
@@ -57,12 +109,32 @@ def readiness(reason: str) -> str:
         return f"{_PROBED[match[1]]} was answered {match[2]}"
     if match := _TRANSPORT.fullmatch(reason):
         return f"{_PROBED[match[1]]} {_FAULTS.get(match[2], _FAULTS['other'])}"
-    return reason
+    return plain(reason)
 
 
 def readmit(reason: str) -> str:
     """How a readmit ended in words; a refusal's reason may be a readiness reason."""
     return _READMIT.get(reason) or readiness(reason)
+
+
+def attempt(reason: str) -> str:
+    """What became of a request: an attempt's reason, or a selection's, in words."""
+    return _ATTEMPTS.get(reason) or plain(reason)
+
+
+def step(name: str, scope: str = "") -> str:
+    """A step of an activation or a promotion, as what it does to ``scope``."""
+    return _STEPS[name].format(scope).strip() if name in _STEPS else sentence(plain(name)).removesuffix(".")
+
+
+def outcome(code: str) -> str:
+    """How a step, a drain or a change ended, in words; also of an audit entry's result."""
+    return _OUTCOMES.get(code) or readiness(code)
+
+
+def plain(code: str) -> str:
+    """A code that has no sentence of its own."""
+    return code.replace("_", " ")
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

@@ -2,13 +2,16 @@
 
 import datetime
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 
-from routing.console import words
+from routing import wording
+from routing.activation import StepName
 from routing.console.history import sparkline
 from routing.console.places import line_of, read_places
 from routing.probes import FAULT_NAMES, is_readiness_reason
+from routing.records import REASONS
 
 NOW = datetime.datetime(2026, 5, 1, 12, 0, 0, tzinfo=datetime.UTC)
 
@@ -26,13 +29,36 @@ NOW = datetime.datetime(2026, 5, 1, 12, 0, 0, tzinfo=datetime.UTC)
 )
 def test_readiness_reasons_in_words(reason: str, told: str) -> None:
     assert is_readiness_reason(reason)
-    assert words.readiness(reason) == told
+    assert wording.readiness(reason) == told
+
+
+def test_every_reason_of_a_record_has_a_sentence() -> None:
+    for reason in {*frozenset().union(*REASONS.values()), "not_admitted", "request_rejected"}:
+        told = wording.attempt(reason)
+        assert " " in told
+        assert "_" not in told
+
+
+@pytest.mark.parametrize("name", get_args(StepName))
+def test_every_step_of_an_activation_has_words(name: str) -> None:
+    assert "_" not in wording.step(name, "chat/member-a")
+    assert wording.step(name)[0].isupper()
+
+
+def test_steps_and_their_ends_in_words() -> None:
+    assert wording.step("verify", "chat") == "Verify chat"
+    assert wording.step("restore") == "Go back to the previous snapshot"
+    assert wording.step("recover", "solo") == "Take back by itself"
+    assert wording.outcome("timed_out") == "requests were still running at the end of the time"
+    assert wording.outcome("identity_mismatch") == "it serves another model than the expected one"
+    assert wording.outcome("quiesced") == "quiesced"
+    assert wording.outcome("some_new_code") == "some new code"
 
 
 @pytest.mark.parametrize("name", FAULT_NAMES)
 def test_every_transport_fault_has_words(name: str) -> None:
-    assert words.readiness(f"health_transport_{name}").startswith("its health check ")
-    assert "_" not in words.readiness(f"identity_transport_{name}")
+    assert wording.readiness(f"health_transport_{name}").startswith("its health check ")
+    assert "_" not in wording.readiness(f"identity_transport_{name}")
 
 
 @pytest.mark.parametrize(
@@ -49,17 +75,17 @@ def test_every_transport_fault_has_words(name: str) -> None:
     ],
 )
 def test_how_long_ago(seconds: float, told: str) -> None:
-    assert words.ago(NOW - datetime.timedelta(seconds=seconds), NOW) == told
+    assert wording.ago(NOW - datetime.timedelta(seconds=seconds), NOW) == told
 
 
 def test_counts_and_lists() -> None:
-    assert words.count(1, "request is", "requests are") == "one request is"
-    assert words.count(0, "place") == "no places"
-    assert words.count(12_000, "place") == "12,000 places"
-    assert words.listed(["a"]) == "a"
-    assert words.listed(["a", "b"]) == "a and b"
-    assert words.listed(["a", "b", "c"]) == "a, b and c"
-    assert words.sentence("it works") == "It works."
+    assert wording.count(1, "request is", "requests are") == "one request is"
+    assert wording.count(0, "place") == "no places"
+    assert wording.count(12_000, "place") == "12,000 places"
+    assert wording.listed(["a"]) == "a"
+    assert wording.listed(["a", "b"]) == "a and b"
+    assert wording.listed(["a", "b", "c"]) == "a, b and c"
+    assert wording.sentence("it works") == "It works."
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class _Scope:
     landed: bool = False  # some probe has ended, whatever became of it
     urgent: bool = False  # marked unavailable from outside: probe again at once
     result: AvailabilityResult | None = None
-    last_available: bool | None = None
+    last_available: bool | None = None  # of the accepted observations since the last invalidation
     flaps: int = 0
 
     @property
@@ -188,7 +188,10 @@ class HttpHealthAvailability:
         return {scope.target.member_id or "": result for scope, result in zip(scopes, results, strict=True)}
 
     def flaps(self, tier_id: str, member_id: str | None = None) -> int:
-        """How often accepted observations went from ready to unavailable or back since it was configured."""
+        """How often accepted observations went from ready to unavailable or back since it was configured.
+
+        Of observations between which nothing was invalidated: an operator's quiesce and readmit are no flaps.
+        """
         with self._changed:
             scope = self._scopes.get((tier_id, member_id))
             return 0 if scope is None else scope.flaps
@@ -457,6 +460,8 @@ class HttpHealthAvailability:
         scope.generation = next(self._generations)
         scope.result = None
         scope.urgent = False
+        # Who invalidates means to change something there: what comes after it is no flap.
+        scope.last_available = None
 
     def _announce(self) -> None:
         self._changes += 1

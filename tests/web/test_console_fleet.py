@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from admission.models import AdmissionIntent
+from routing import transitions
 from routing.console.fleet import ScopeId, read_fleet
 from routing.router import Router, bind
 from routing.snapshot import validate_snapshot
+from routing.transitions import TransitionError
 from telemetry.evidence import scope_readings
 from tests.unit.routing.availability_support import models
 from tests.web import control_support
@@ -29,10 +31,15 @@ def states(control: Control, tier_id: str = "chat") -> list[str]:
 
 
 def hold(control: Control, tier_id: str, member_id: str | None, reason: str, actor: str) -> None:
-    from routing import transitions
     from routing.audit import Through
 
     transitions.quiesce(control.router, tier_id, member_id, reason=reason, actor=actor, through=Through.REST)
+
+
+def readmit(control: Control, tier_id: str, member_id: str | None = None) -> None:
+    from routing.audit import Through
+
+    transitions.readmit(control.router, tier_id, member_id, actor="ada", through=Through.CONSOLE)
 
 
 def fail(control: Control, host: str, tier_id: str, member_id: str | None, answer: object) -> None:
@@ -60,6 +67,24 @@ def test_states_of_a_member(control: Control) -> None:
 
     lease.release()
     assert states(control) == ["not ready", "quiesced", "not ready"]
+
+
+def test_a_maintenance_is_no_flap(control: Control) -> None:
+    """Quiesced, stopped, refused while it is down, started, readmitted: all of that is the operator's doing."""
+    availability = control.router.availability
+    availability.probe_now("chat", "member-a")
+    hold(control, "chat", "member-a", "kernel-upgrade", "ada")
+    availability.mark_unavailable("chat", "member-a", "health_transport_reset")
+    control.probes.answers["alpha"] = "refused"
+    with pytest.raises(TransitionError, match="could not be verified"):
+        readmit(control, "chat", "member-a")
+    control.probes.answers["alpha"] = models("qwen")
+
+    readmit(control, "chat", "member-a")
+    assert availability.flaps("chat", "member-a") == 0
+
+    fail(control, "alpha", "chat", "member-a", "refused")
+    assert availability.flaps("chat", "member-a") == 1
 
 
 def test_both_members_are_quiesced(control: Control) -> None:

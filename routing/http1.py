@@ -33,6 +33,9 @@ _LENGTH = re.compile(rb"[0-9]{1,15}")
 _CHUNK_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
 _CHUNK_LINE_BEGUN = re.compile(rb"(?:[0-9a-fA-F]{1,15}(?:[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r?)?)?")
 
+_BARE = re.compile(rb"(?<!\r)\n|\r[^\n]")
+"""A line end that is none (RFC 9112, 2.2): no further byte makes lines that contain it valid."""
+
 _PREAMBLE: Final = b"HTTP/1."
 
 
@@ -151,7 +154,7 @@ class ResponseParser:
                 self._fault()
                 return b""
             if end < 0:
-                self._buffer = data
+                self._keep_lines(data)
                 return b""
             self._buffer = b""
             self._head_bytes += size
@@ -285,6 +288,13 @@ class ResponseParser:
         else:
             self._fault()
 
+    def _keep_lines(self, data: bytes) -> None:
+        """Keep lines whose blank line has not come yet, unless there is no waiting for it."""
+        if _BARE.search(data) is None:
+            self._buffer = data
+        else:
+            self._fault()
+
     def _read_trailer(self, data: bytes) -> None:
         """The lines after the last chunk: read past, never used."""
         fields = 0 if data.startswith(b"\r\n") else data.find(b"\r\n\r\n") + 2
@@ -292,7 +302,7 @@ class ResponseParser:
         if (len(data) if unfinished else fields + 2) > MAX_HEAD_BYTES:
             self._fault()
         elif unfinished:
-            self._buffer = data
+            self._keep_lines(data)
         elif _FIELDS.fullmatch(data, 0, fields) is None:
             self._fault()
         else:

@@ -114,6 +114,26 @@ def test_what_two_readers_could_read_differently_is_refused(split, response):
     assert parser.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") == b""
 
 
+@pytest.mark.parametrize("split", [lambda data: [data], bytewise], ids=["one read", "byte by byte"])
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"HTTP/1.1 200 OK\n",
+        b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
+        b"HTTP/1.1 200 OK\r\nX: a\n",
+        b"HTTP/1.1 200 OK\rX",
+        head(status="103 Early Hints") + b"HTTP/1.1 200 OK\n",
+        head("Transfer-Encoding: chunked") + b"0\r\n\n",
+        head("Transfer-Encoding: chunked") + b"0\r\nX: y\n\n",
+    ],
+)
+def test_what_can_never_become_a_head_or_trailer_is_refused_without_waiting_for_its_end(split, beginning):
+    """Lines that end in a bare LF or CR used to be kept until the upstream's silence had lasted too long."""
+    parser, body = parse(*split(beginning))
+
+    assert (parser.malformed, parser.complete, body) == (True, False, b"")
+
+
 def test_the_largest_allowed_head_is_read():
     fields = [f"X-{number}: 1" for number in range(99)]
     plain = head(*fields, "Content-Length: 0", "Y: ")

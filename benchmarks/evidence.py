@@ -205,7 +205,7 @@ def client_metrics() -> Callable[[], None]:
             key_tokens.labels(item.key_name, kind).inc(count)
         seconds.labels(item.tier).observe(item.seconds)
         first_token.labels(item.tier).observe(item.first_token_seconds or 0.0)
-        overhead.observe(item.overhead_seconds)
+        overhead.observe(item.overhead_seconds or 0.0)
 
     return observe
 

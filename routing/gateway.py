@@ -188,7 +188,10 @@ class _TierPassage(Passage):
             return reply(self._dialect, error.failure)
         lease, reason = self._reserve()
         if lease is None:
-            return self._unavailable(reason)
+            if reason != "client_disconnected":
+                return self._unavailable(reason)
+            self._left_waiting()
+            return None
         if self._tier_id in self._gateway.overtaken:
             lease.release()
             raise Overtaken
@@ -231,6 +234,8 @@ class _TierPassage(Passage):
             # A place that became free because the process ends is no place.
             lease.release()
             return None, "unavailable"
+        if lease is None and self._caller.has_left():
+            return None, "client_disconnected"
         if lease is None and gateway.ledger.snapshot(tier.id).state == "quiesced":
             return None, "quiesced"
         return lease, "unavailable"

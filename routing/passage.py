@@ -60,9 +60,11 @@ class Caller:
         return self.stopping is not None and self.stopping.is_set
 
     def waits_in_vain(self) -> bool:
-        """Whether the caller has closed its side, as far as that can be seen, or the server ends."""
-        if self.is_stopping:
-            return True
+        """Whether nobody waits for an answer any more, or the server ends."""
+        return self.is_stopping or self.has_left()
+
+    def has_left(self) -> bool:
+        """Whether the caller has closed its side, as far as that can be seen."""
         if self.connection is None:
             return False
         poller = select.poll()
@@ -92,7 +94,8 @@ def reply(dialect: Dialect, failure: Failure, *headers: tuple[str, str]) -> Repl
 class Observation:
     """What counters and histograms take from one finished request; seconds, and counts of tokens.
 
-    ``route`` and ``tier`` are both the id of a purpose model or an audio route.
+    ``route`` and ``tier`` are both the id of a purpose model or an audio route. ``overhead_seconds`` is the
+    time until the dispatch, None when there was none.
     """
 
     route: str
@@ -100,7 +103,7 @@ class Observation:
     member: str | None
     outcome: str
     key_name: str
-    overhead_seconds: float
+    overhead_seconds: float | None
     first_token_seconds: float | None
     seconds: float
     prompt_tokens: int
@@ -216,7 +219,7 @@ class Passage:
         self._route_name = route
         self._tier_id = tier_id
         self._member_id: str | None = None
-        self._dispatched_at = caller.arrived
+        self._dispatched_at: float | None = None
 
     def dispatch(
         self,
@@ -285,20 +288,35 @@ class Passage:
             return
         if outcome.unreachable:
             self._unreachable(dispatch)
-        attempt = AttemptRecord(
+        self._record(
+            (self._attempt(outcome),),
+            outcome=outcome,
+            lease=dispatch.lease,
+            selection="identity_passed" if self._member_id is not None else None,
+            first_output_at=dispatch.first_output_at if dispatch.streams else None,
+        )
+
+    def _left_waiting(self) -> None:
+        """The caller left before anything could be sent: leave the one record."""
+        outcome = Outcome(
+            outcome="error",
+            reason="client_disconnected",
+            status=0,
+            usage=Usage(),
+            response_bytes=0,
+            first_output=False,
+            unreachable=False,
+        )
+        self._record((self._attempt(outcome),), outcome=outcome)
+
+    def _attempt(self, outcome: Outcome) -> AttemptRecord:
+        return AttemptRecord(
             tier_id=self._tier_id,
             outcome=outcome.outcome,
             succeeded=outcome.outcome == "served",
             reason=outcome.reason,
             prompt_tokens=outcome.usage.prompt_tokens,
             completion_tokens=outcome.usage.completion_tokens,
-        )
-        self._record(
-            (attempt,),
-            outcome=outcome,
-            lease=dispatch.lease,
-            selection="identity_passed" if self._member_id is not None else None,
-            first_output_at=dispatch.first_output_at if dispatch.streams else None,
         )
 
     def _record(
@@ -312,6 +330,7 @@ class Passage:
     ) -> None:
         services, caller = self._services, self._caller
         now = time.monotonic()
+        dispatched_at = self._dispatched_at
         usage = outcome.usage if outcome is not None else Usage()
         served = outcome is not None and outcome.outcome == "served"
         record = DecisionRecord(
@@ -339,7 +358,7 @@ class Passage:
             member=self._member_id,
             outcome=outcome.outcome if outcome is not None else "skipped",
             key_name=caller.principal.name,
-            overhead_seconds=self._dispatched_at - caller.arrived,
+            overhead_seconds=dispatched_at - caller.arrived if dispatched_at is not None else None,
             first_token_seconds=first_output_at - caller.arrived if first_output_at is not None else None,
             seconds=now - caller.arrived,
             prompt_tokens=usage.prompt_tokens,

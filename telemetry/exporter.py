@@ -30,7 +30,7 @@ VERSION: Final = version("anvil-router")
 REQUESTS: Final = Series(
     "anvil_requests_total",
     "counter",
-    "Requests that reached a tier's gates, by outcome: served, error (dispatched, not served) or skipped.",
+    "Requests that reached a tier's gates, by outcome: served, error or skipped.",
     ("route", "tier", "outcome"),
 )
 REQUEST_SECONDS: Final = Series(

@@ -70,7 +70,7 @@ class Tallies:
         self._key_names: set[str] = set()
 
     def observe(self, observation: Observation) -> None:
-        """Count one finished request."""
+        """Count one finished request; one that was never dispatched is in no histogram."""
         route, tier, outcome = observation.route, observation.tier, observation.outcome
         self.requests[route, tier, outcome] += 1
         key = self.key_label(observation.key_name)
@@ -82,7 +82,7 @@ class Tallies:
             if count:
                 self.tokens[route, kind] += count
                 self.key_tokens[key, kind] += count
-        if outcome == "skipped":
+        if observation.overhead_seconds is None:
             return
         self.overhead_seconds.observe(observation.overhead_seconds)
         _of_tier(self.request_seconds, tier, REQUEST_BUCKETS).observe(observation.seconds)

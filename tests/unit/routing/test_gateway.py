@@ -546,12 +546,19 @@ def test_a_fault_of_our_own_keeps_no_lease(place: Place, monkeypatch: pytest.Mon
 
 @pytest.mark.requirement("contract 3", "house-4")
 def test_who_waits_for_a_place_stops_when_its_caller_leaves(place: Place) -> None:
+    """It used to be recorded as a tier that was unavailable."""
     held = place.dispatched("llm.direct")
     place.caller.close()
-    reply = place.refused("llm.direct")
 
-    assert reply.status == 529
+    assert place.ask("llm.direct") is None
     assert place.active() == 1
+    assert place.notes.refusals == []
+    record = place.record
+    (attempt,) = record.attempts
+    assert (attempt.outcome, attempt.reason) == ("error", "client_disconnected")
+    assert (record.requested_tier, record.served_tier, record.response_bytes) == ("direct", None, 0)
+    (observation,) = place.notes.observations
+    assert (observation.outcome, observation.overhead_seconds) == ("error", None)
     held.close()
 
 

@@ -75,10 +75,11 @@ def lines(text: bytes, *names: str) -> list[str]:
 def test_a_finished_request_in_every_series_that_counts_it(router: Router, evidence: ProcessEvidence) -> None:
     evidence.record(DIRECT, SERVED)
     evidence.record(DIRECT, replace(SERVED, outcome="error", first_token_seconds=None, completion_tokens=0))
-    evidence.record(
-        DIRECT,
-        replace(SERVED, outcome="skipped", first_token_seconds=None, prompt_tokens=0, completion_tokens=0),
+    unsent = replace(
+        SERVED, overhead_seconds=None, first_token_seconds=None, prompt_tokens=0, completion_tokens=0
     )
+    evidence.record(DIRECT, replace(unsent, outcome="skipped"))
+    evidence.record(DIRECT, replace(unsent, outcome="error"))
     evidence.refused("direct", Refused.UNAVAILABLE)
     evidence.refused(None, Refused.UNKNOWN_MODEL, "ada")
     evidence.refused(None, Refused.KEY_LIMIT, "flood")
@@ -97,7 +98,7 @@ def test_a_finished_request_in_every_series_that_counts_it(router: Router, evide
         "anvil_time_to_first_token_seconds_sum",
     ) == [
         'anvil_requests_total{outcome="served",route="llm.direct",tier="direct"} 1.0',
-        'anvil_requests_total{outcome="error",route="llm.direct",tier="direct"} 1.0',
+        'anvil_requests_total{outcome="error",route="llm.direct",tier="direct"} 2.0',
         'anvil_requests_total{outcome="skipped",route="llm.direct",tier="direct"} 1.0',
         'anvil_request_seconds_count{tier="direct"} 2.0',
         'anvil_request_seconds_sum{tier="direct"} 6.0',
@@ -127,7 +128,7 @@ def test_a_finished_request_in_every_series_that_counts_it(router: Router, evide
         'anvil_refusals_total{reason="unavailable",tier="direct"} 1.0',
         'anvil_refusals_total{reason="unknown_model",tier=""} 1.0',
         'anvil_refusals_total{reason="key_limit",tier=""} 1.0',
-        'anvil_key_requests_total{key="ada"} 4.0',
+        'anvil_key_requests_total{key="ada"} 5.0',
         'anvil_key_requests_total{key="flood"} 1.0',
         'anvil_key_tokens_total{key="ada",kind="prompt"} 20.0',
         'anvil_key_tokens_total{key="ada",kind="completion"} 20.0',

@@ -68,7 +68,8 @@ KEY_TOKENS: Final = Series(
 FLAPS: Final = Series(
     "anvil_member_flaps_total",
     "counter",
-    "Changes of a scope's readiness since it was configured; the member of a direct tier is empty.",
+    "Changes of a scope's readiness since it was configured, but those over a quiesce or readmit; the member "
+    "of a direct tier is empty.",
     ("tier", "member"),
 )
 

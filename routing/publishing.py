@@ -23,10 +23,13 @@ def capture(
     *,
     source: RouterSnapshot.Source,
     actor: str,
+    through: audit.Through | None = None,
 ) -> tuple[RouterSnapshot, bool]:
     """Validate these exact bytes and keep them; the row, and whether it is a new one.
 
-    Bytes that were captured before are not kept twice. Raises SnapshotError, and nothing is stored.
+    Bytes that were captured before are not kept twice. A new row leaves an audit entry in the same
+    transaction where ``through`` says by what way somebody asked for it; without, the row is a part of a
+    change that leaves its own. Raises SnapshotError, and nothing is stored.
     """
     snapshot = validate_snapshot(config, topology, overlay)
     with transaction.atomic():
@@ -36,7 +39,16 @@ def capture(
         for row in known:
             if captured(row) == (config, topology, overlay):
                 return row, False
-        return store(snapshot, source=source, actor=actor), True
+        row = store(snapshot, source=source, actor=actor)
+        if through is not None:
+            audit.record(
+                actor=actor,
+                through=through,
+                action="publish" if source == RouterSnapshot.Source.PUBLICATION else "capture",
+                subject=f"snapshot {row.pk}",
+                result="stored",
+            )
+        return row, True
 
 
 def store(snapshot: ValidatedSnapshot, *, source: RouterSnapshot.Source, actor: str) -> RouterSnapshot:

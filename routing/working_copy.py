@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar, cast
 
 from django.db import transaction
 
+from routing.audit import Through
 from routing.config import FIELD_RULES, RouterConfig, table_faults
 from routing.document_faults import DocumentFault, document_faults
 from routing.documents import Fault, render_path
@@ -178,14 +179,15 @@ def working_copy_faults() -> tuple[WorkingCopyFault, ...]:
     return WorkingCopy.read().faults()
 
 
-def publish(*, actor: str) -> RouterSnapshot:
+def publish(*, actor: str, through: Through) -> tuple[RouterSnapshot, bool]:
     """Write the working copy as TOML, once, and capture those bytes; nothing is activated.
 
-    Raises SnapshotError for a working copy with faults, and nothing is stored.
+    The row, and whether it is a new one: then an audit entry is stored with it. Raises SnapshotError for a
+    working copy with faults, and nothing is stored.
     """
     config, topology = render_working_copy()
-    row, _ = capture(config, topology, None, source=RouterSnapshot.Source.PUBLICATION, actor=actor)
-    return row
+    source = RouterSnapshot.Source.PUBLICATION
+    return capture(config, topology, None, source=source, actor=actor, through=through)
 
 
 def tier_faults(tier: Tier, members: Iterable[ReplicaMember]) -> tuple[Fault, ...]:

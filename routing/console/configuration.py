@@ -1,7 +1,7 @@
 """Documents and rows on their way to being served: import, publish, compare, activate, load back."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -120,7 +120,7 @@ def import_documents(request: HttpRequest) -> HttpResponseBase:
         lines = list(_fault_lines(found[:MAX_FAULTS], documents, names))
         context = {"form": form, "faults": lines, "more": len(found) > MAX_FAULTS}
         return render(request, "console/import.html", "Import a TOML file", context)
-    return _captured(request, documents, RouterSnapshot.Source.UPLOAD)
+    return _uploaded(request, documents)
 
 
 @page(ACTIVATE_SNAPSHOT, "POST")
@@ -135,10 +135,11 @@ def publish(request: HttpRequest) -> HttpResponseBase:
             "more": len(found) > MAX_FAULTS,
         }
         return render(request, "console/publish.html", title, context)
-    documents = (*copy.render(), None)
     if request.method == "POST":
-        return _captured(request, documents, RouterSnapshot.Source.PUBLICATION)
-    candidate = validate_snapshot(*documents)
+        return _captured(
+            request, lambda: working_copy.publish(actor=actor_of(request), through=Through.CONSOLE)
+        )
+    candidate = validate_snapshot(*copy.render(), None)
     difference = publishing.diff(active_snapshot(), candidate)
     return render(request, "console/publish.html", title, _difference(difference))
 
@@ -150,16 +151,25 @@ def demo(request: HttpRequest) -> HttpResponseBase:
 
     if request.method != "POST":
         return redirect("console:guide")
-    return _captured(request, (*demo_documents(DEMO_BASE_PORT), None), RouterSnapshot.Source.UPLOAD)
+    return _uploaded(request, (*demo_documents(DEMO_BASE_PORT), None))
 
 
-def _captured(
-    request: HttpRequest,
-    documents: tuple[bytes, bytes | None, bytes | None],
-    source: RouterSnapshot.Source,
-) -> HttpResponse:
+def _uploaded(request: HttpRequest, documents: tuple[bytes, bytes | None, bytes | None]) -> HttpResponse:
+    return _captured(
+        request,
+        lambda: publishing.capture(
+            *documents,
+            source=RouterSnapshot.Source.UPLOAD,
+            actor=actor_of(request),
+            through=Through.CONSOLE,
+        ),
+    )
+
+
+def _captured(request: HttpRequest, capture: Callable[[], tuple[RouterSnapshot, bool]]) -> HttpResponse:
+    """To the page of the capture."""
     try:
-        row, is_new = publishing.capture(*documents, source=source, actor=actor_of(request))
+        row, is_new = capture()
     except SnapshotError as error:
         # Between the look at its faults and now the working copy was changed.
         return refused(request, Refused(422, error.code, str(error)))

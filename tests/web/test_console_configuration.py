@@ -319,6 +319,11 @@ def test_edit_publish_compare_activate(serving: Control) -> None:
     assert row is not None
     assert response.redirect_chain == [(f"/configuration/snapshots/{row.pk}/", 302)]
     assert row.source == "publication"
+    entry = AuditEntry.objects.get()
+    assert (entry.actor, entry.through, entry.action, entry.subject) == (
+        *("root", "console", "publish"),
+        f"snapshot {row.pk}",
+    )
     activate(serving, client, row)
     assert serving.router.ledger.snapshot("solo").max_concurrency == 7
 

@@ -70,7 +70,7 @@ def test_states_of_a_member(control: Control) -> None:
 
 
 def test_a_maintenance_is_no_flap(control: Control) -> None:
-    """Quiesced, stopped, refused while it is down, started, readmitted: all of that is the operator's doing."""
+    """Quiesced, stopped, refused while it is down, started, readmitted: all of it is the operator's doing."""
     availability = control.router.availability
     availability.probe_now("chat", "member-a")
     hold(control, "chat", "member-a", "kernel-upgrade", "ada")

@@ -37,7 +37,7 @@ def test_nothing_is_installed_from_a_path(way_in: Callable[..., Any]) -> None:
     """No path-based install is left that would have to refuse replicas: each way in takes bytes, or what was
     validated from bytes, and all of them are validated by the one function."""
     for name, parameter in inspect.signature(way_in).parameters.items():
-        if name in ("source", "actor"):
+        if name in ("source", "actor", "through"):
             continue
         assert parameter.annotation in (bytes, bytes | None, ValidatedSnapshot)
 

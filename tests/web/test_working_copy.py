@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.db import OperationalError
 from django.db import models as django_models
 
 from routing import config, publishing, topology, working_copy
+from routing.audit import Through
 from routing.config import parse_config
 from routing.models import (
     AudioRoute,
+    AuditEntry,
     GpuRole,
     Host,
     ModelRoute,
@@ -50,6 +53,11 @@ def capture(name: str, *, actor: str = "ada") -> RouterSnapshot:
 
 def load(name: str) -> None:
     load_snapshot_into_working_copy(capture(name))
+
+
+def publish() -> RouterSnapshot:
+    row, _ = working_copy.publish(actor="ada", through=Through.CONSOLE)
+    return row
 
 
 def names(document: Path) -> str:
@@ -120,7 +128,7 @@ def test_a_snapshot_is_loaded_published_and_loaded_again_without_a_difference(
     load(case.name)
     assert working_copy_faults() == ()
     assert not WorkingCopy.read().differs_from(original)
-    published = publishing.load(working_copy.publish(actor="ada"))
+    published = publishing.load(publish())
     assert published.config == original.config
     assert published.topology == original.topology
     assert publishing.diff(original, published).is_empty
@@ -129,7 +137,7 @@ def test_a_snapshot_is_loaded_published_and_loaded_again_without_a_difference(
 
 def test_what_an_overlay_changed_is_in_the_one_topology_that_is_published() -> None:
     load("valid-overlay")
-    row = working_copy.publish(actor="ada")
+    row = publish()
     assert row.overlay_bytes is None
     effective = publishing.load(row).topology
     assert effective is not None
@@ -167,16 +175,38 @@ def test_a_snapshot_that_is_not_valid_any_more_leaves_the_working_copy_alone() -
 
 def test_publishing_writes_the_rows_once_and_captures_those_bytes() -> None:
     load("valid-full")
-    row = working_copy.publish(actor="ada")
+    row = publish()
     assert publishing.captured(row) == (*render_working_copy(), None)
     assert (row.source, row.created_by) == ("publication", "ada")
     assert publishing.active_row() is None
 
 
+def test_a_publication_and_its_audit_entry_are_kept_or_lost_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load("valid-full")
+    stored = RouterSnapshot.objects.count()
+
+    def fail(**entry: object) -> None:
+        raise OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("routing.audit.record", fail)
+        with pytest.raises(OperationalError):
+            publish()
+    assert RouterSnapshot.objects.count() == stored
+
+    row = publish()
+    assert publish() == row
+    assert list(AuditEntry.objects.values_list("actor", "through", "action", "subject", "result")) == [
+        ("ada", "console", "publish", f"snapshot {row.pk}", "stored")
+    ]
+
+
 def test_an_empty_working_copy_can_not_be_published() -> None:
     assert WorkingCopy.read().is_empty
     with pytest.raises(SnapshotError) as caught:
-        working_copy.publish(actor="ada")
+        publish()
     assert caught.value.code == "router_config_invalid"
     assert not RouterSnapshot.objects.exists()
     assert [str(fault) for fault in working_copy_faults()] == ["config: router.tiers: is required"]

@@ -36,7 +36,7 @@ from routing.availability import AvailabilityResult
 from routing.drains import Drain, DrainOutcome
 from routing.models import RouterSnapshot
 from routing.operations import Overdue
-from routing.refusals import Refused, not_ledger_owner
+from routing.refusals import SENTENCES, Refused, not_ledger_owner
 from routing.snapshot import SnapshotError, ValidatedSnapshot
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _preview(router: "Router", candidate: ValidatedSnapshot) -> Preview:
 
 def _claim(router: "Router") -> None:
     if not router.operations.activating.acquire(blocking=False):
-        raise Refused(409, "activation_in_progress", "Another snapshot is being activated.")
+        raise Refused(409, "activation_in_progress", SENTENCES["activation_in_progress"])
 
 
 @contextmanager
@@ -342,8 +342,7 @@ class _Activation:
     def _require_rest(self, scopes: tuple[Scope, ...]) -> None:
         left = undrained(scopes, self._router.ledger.snapshots()) if scopes else ()
         if left:
-            text = "What changes still admits or still runs requests; nothing has changed."
-            self._refuse(409, "not_drained", text, scopes=[self._scope_row(scope) for scope in left])
+            self._refuse(409, "not_drained", scopes=[self._scope_row(scope) for scope in left])
 
     # The change itself
 
@@ -360,8 +359,7 @@ class _Activation:
         try:
             transitions.install(self._router, candidate, snapshot_id=self._row.pk, first=first)
         except _NOT_PERSISTED:
-            text = "The snapshot could not be made the active one; nothing has changed."
-            self._refuse(503, "activation_not_persisted", text)
+            self._refuse(503, "activation_not_persisted")
         except BaseException:
             if pointer_moved:
                 # The process still serves the previous one, so a restart must not find another.
@@ -407,8 +405,7 @@ class _Activation:
                 failed.append({**scope_json(scope), "reason": outcome})
         if failed:
             self._restore(previous)
-            text = "What changed could not be verified; the previous snapshot is active again."
-            self._refuse(409, "verification_failed", text, scopes=failed)
+            self._refuse(409, "verification_failed", scopes=failed)
 
     def _probe_candidates(self, scope: Scope, candidate: ValidatedSnapshot) -> tuple[str | None, ...] | None:
         """The members (or the direct tier, None) that can verify a scope; None when it is gone."""
@@ -434,10 +431,7 @@ class _Activation:
                 first=lambda: self._point_at(previous.snapshot_id, "restored"),
             )
         except _NOT_PERSISTED:
-            text = (
-                "What changed could not be verified and stays quiesced; the pointer could not be moved back."
-            )
-            self._refuse(503, "restore_not_persisted", text)
+            self._refuse(503, "restore_not_persisted")
         logger.warning("snapshot %d is active again", previous.snapshot_id)
         self._done("restore", "restored")
         self._reopen("reopen")
@@ -480,8 +474,8 @@ class _Activation:
         if self._on_step is not None:
             self._on_step(step)
 
-    def _refuse(self, status: int, code: str, text: str, **extra: object) -> NoReturn:
-        raise Refused(status, code, text, extra=extra)
+    def _refuse(self, status: int, code: str, **extra: object) -> NoReturn:
+        raise Refused(status, code, SENTENCES[code], extra=extra)
 
     def _reading(self, tier_id: str) -> AdmissionSnapshot | None:
         try:

@@ -28,7 +28,7 @@ from routing.dialects.base import Failure
 from routing.drains import Drain
 from routing.models import ApiKey
 from routing.openapi import SAFE_ID, closed, many, operation, query, ref
-from routing.refusals import Refused
+from routing.refusals import SENTENCES, Refused
 from routing.router import live
 from routing.upstream import POLLRDHUP
 
@@ -104,7 +104,7 @@ class ManagementView(APIView):
         if request.method in self.changing:
             places = live().operations.at_work
             if not places.acquire(blocking=False):
-                raise Refused(503, "management_busy", "The management is at its limit. Try again shortly.")
+                raise Refused(503, "management_busy", SENTENCES["management_busy"])
             self._place = places
 
     def leave(self) -> None:

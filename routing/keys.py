@@ -19,7 +19,7 @@ from routing import audit
 from routing.access import ANONYMOUS_NAME, BOOTSTRAP_NAME, Key, Scope, digest
 from routing.audit import Through
 from routing.models import ApiKey
-from routing.refusals import Refused, not_ledger_owner
+from routing.refusals import KEY_RULES, SENTENCES, Refused, not_ledger_owner
 
 if TYPE_CHECKING:
     from routing.router import Router
@@ -32,28 +32,21 @@ SHOWN_CHARACTERS: Final = 12
 MAX_NAME_CHARACTERS: Final = 100
 MAX_CONCURRENCY: Final = MAX_MEMBER_CONCURRENCY
 
-_RULES: Final = {
-    "name": "A name has 1 to 100 printable characters, no blank at either end, and is no key itself.",
-    "scopes": "Scopes are one or more of infer, observe, operate and configure, each once.",
-    "max_concurrency": "A key's requests at a time are 1 to 100,000.",
-    "expires_at": "A key expires in the future.",
-}
-
 
 def fault_in(
     *, name: object, scopes: object, max_concurrency: object, expires_at: datetime.datetime | None
 ) -> tuple[str, str] | None:
     """The first field that breaks its rule, with the rule; None when all hold. Values may be of any type."""
     if not is_key_name(name):
-        return "name", _RULES["name"]
+        return "name", KEY_RULES["name"]
     if not _are_scopes(scopes):
-        return "scopes", _RULES["scopes"]
+        return "scopes", KEY_RULES["scopes"]
     if max_concurrency is not None and not (
         type(max_concurrency) is int and 1 <= max_concurrency <= MAX_CONCURRENCY
     ):
-        return "max_concurrency", _RULES["max_concurrency"]
+        return "max_concurrency", KEY_RULES["max_concurrency"]
     if expires_at is not None and expires_at <= timezone.now():
-        return "expires_at", _RULES["expires_at"]
+        return "expires_at", KEY_RULES["expires_at"]
     return None
 
 
@@ -119,7 +112,7 @@ def create(
                     )
                 router.ring.add(_in_ring(row))
         except django.db.IntegrityError:
-            raise Refused(409, "name_taken", "There is a key of this name.", field="name") from None
+            raise Refused(409, "name_taken", SENTENCES["name_taken"], field="name") from None
         except django.db.Error:
             raise Refused(503, "not_persisted", "The key could not be stored; there is none.") from None
         return row, secret
@@ -139,7 +132,7 @@ def revoke(router: "Router", key_id: int, *, actor: str, through: Through) -> Ap
             with transaction.atomic():
                 row = ApiKey.objects.select_for_update().filter(pk=key_id).first()
                 if row is None:
-                    raise Refused(404, "unknown_key", "There is no such key.")
+                    raise Refused(404, "unknown_key", SENTENCES["unknown_key"])
                 if row.revoked_at is None:
                     row.revoked_at = timezone.now()
                     row.save(update_fields=["revoked_at"])

@@ -35,7 +35,7 @@ from routing.config import RouterConfig, normalise_url
 from routing.editing import EditError, with_base_url
 from routing.models import Promotion, RouterSnapshot
 from routing.orders import DEFAULT_DRAIN_TIMEOUT
-from routing.refusals import Refused, not_ledger_owner
+from routing.refusals import SENTENCES, Refused, not_ledger_owner
 from routing.snapshot import SnapshotError, ValidatedSnapshot, validate_snapshot
 
 if TYPE_CHECKING:
@@ -49,28 +49,24 @@ MAX_STEPS: Final = 500
 Serving = Literal["promoted", "rollback", "neither"]
 """Which of a promotion's two configurations is active."""
 
-_TEXTS: Final[Mapping[str, tuple[int, str]]] = {
-    "promotion_unverifiable": (409, "The tier has no identity by which its new place could be verified."),
-    "unknown_resource": (404, "The topology has no such resource."),
-    "resource_without_endpoint": (409, "The resource has no endpoint."),
-    "resource_in_use": (409, "The resource is a member of a replica tier."),
-    "resource_serves_already": (409, "The tier is served by that resource already."),
-    "config_not_editable": (422, "The active configuration can't be edited in place."),
-    "promotion_in_progress": (409, "A promotion is at work."),
-    "promotion_unfinished": (409, "A promotion was stopped half-way. Resume it or roll it back first."),
-    "no_stopped_promotion": (409, "There is no promotion that was stopped."),
-    "promotion_superseded": (409, "Another configuration has been activated since."),
-    "promotion_unverified": (409, "The tier stays quiesced: it could not be verified."),
-    "verification_failed": (
-        409,
-        "The tier could not be verified at its new place and is back at its old one.",
-    ),
-    "promotion_not_persisted": (503, "The promotion could not be recorded; nothing has changed."),
-    "promotion_not_recorded": (
-        503,
-        "It is done, but could not be recorded. Resume the promotion to try again.",
-    ),
+_STATUS: Final[Mapping[str, int]] = {
+    "promotion_unverifiable": 409,
+    "unknown_resource": 404,
+    "resource_without_endpoint": 409,
+    "resource_in_use": 409,
+    "resource_serves_already": 409,
+    "config_not_editable": 422,
+    "promotion_in_progress": 409,
+    "promotion_unfinished": 409,
+    "no_stopped_promotion": 409,
+    "promotion_superseded": 409,
+    "promotion_unverified": 409,
+    "verification_failed": 409,
+    "promotion_not_persisted": 503,
+    "promotion_not_recorded": 503,
 }
+_TAKEN_BACK: Final = "The tier could not be verified at its new place and is back at its old one."
+"""What ``verification_failed`` is to a promotion."""
 
 NEXT_STEPS: Final[Mapping[Serving, str]] = {
     "rollback": (
@@ -175,7 +171,7 @@ def promote(
     Refused, with the ``promotion`` beside the error once there is one:
 
     409  replica_lifecycle_unsupported, replica_lifecycle_configuration_unavailable, and what else
-         `_TEXTS` has of the tier and the resource         nothing was touched
+         `_STATUS` has of the tier and the resource        nothing was touched
     409  not_drained, activation_in_progress, promotion_superseded; 503 activation_not_persisted
                                                            nothing is changed (any more)
     409  verification_failed                               the tier is back at its old place
@@ -573,8 +569,8 @@ class _Run:
 
 
 def _refusal(code: str, **extra: object) -> Refused:
-    status, text = _TEXTS[code]
-    return Refused(status, code, text, extra=extra)
+    text = _TAKEN_BACK if code == "verification_failed" else SENTENCES[code]
+    return Refused(_STATUS[code], code, text, extra=extra)
 
 
 def _refuse(code: str, **extra: object) -> NoReturn:

@@ -38,26 +38,26 @@ from routing.drains import Drain, DrainProgress
 from routing.operations import Overdue
 from routing.orders import DEFAULT_DRAIN_TIMEOUT
 from routing.projections import NOT_PROBED
-from routing.refusals import Refused
+from routing.refusals import SENTENCES, Refused
 
 if TYPE_CHECKING:
     from routing.router import Router
     from routing.snapshot import ValidatedSnapshot
 
-_TEXTS: Final[Mapping[str, tuple[int, str]]] = {
-    "not_ledger_owner": (503, "Another process is serving. Try again shortly."),
-    "not_configured": (503, "No configuration is active."),
-    "tier_required": (400, "A member is named within its tier."),
-    "unknown_tier": (404, "No such tier."),
-    "direct_tier": (400, "A direct tier has no members."),
-    "unknown_member": (404, "No such member."),
-    "scope_not_quiesced": (409, "The scope is not quiesced."),
-    "drain_in_progress": (409, "The scope is being drained already."),
-    "readmit_refused": (409, "The scope stays quiesced: it could not be verified."),
-    "identity_not_configured": (409, "The scope stays quiesced: its tier has no identity to verify."),
-    "intent_not_persisted": (503, "The scope is quiesced, but the database could not be brought to agree."),
-    "document_too_large": (413, "The intent document is larger than 1 MiB."),
-    "document_malformed": (400, "The intent document is not of its closed form."),
+_STATUS: Final[Mapping[str, int]] = {
+    "not_ledger_owner": 503,
+    "not_configured": 503,
+    "tier_required": 400,
+    "unknown_tier": 404,
+    "direct_tier": 400,
+    "unknown_member": 404,
+    "scope_not_quiesced": 409,
+    "drain_in_progress": 409,
+    "readmit_refused": 409,
+    "identity_not_configured": 409,
+    "intent_not_persisted": 503,
+    "document_too_large": 413,
+    "document_malformed": 400,
 }
 
 QUIESCED_AGAIN: Final = "quiesced_again"
@@ -73,8 +73,7 @@ class TransitionError(Refused):
     """
 
     def __init__(self, code: str, *, extra: Mapping[str, object] | None = None) -> None:
-        status, text = _TEXTS[code]
-        super().__init__(status, code, text, extra=extra)
+        super().__init__(_STATUS[code], code, SENTENCES[code], extra=extra)
 
 
 # What is there -----------------------------------------------------------------------------------------

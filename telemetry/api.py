@@ -3,6 +3,7 @@
 Every answer is of completed values; authentication comes before any source is read.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -237,8 +238,14 @@ class StatusView(ObserveView):
 
     @operation(summary="What this process is and runs", answers={200: ref("RouterStatus")}, tag="router")
     def get(self, request: Request) -> Response:
-        started_at = process.evidence().started_at
-        return Response(build_status(live(), package_version=VERSION, started_at=started_at))
+        evidence = process.evidence()
+        status = build_status(
+            live(),
+            package_version=VERSION,
+            started_at=evidence.started_at,
+            uptime=time.monotonic() - evidence.began,
+        )
+        return Response(status)
 
 
 class ExplainView(ObserveView):

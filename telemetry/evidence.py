@@ -53,6 +53,9 @@ class ProcessEvidence:
 
     def __init__(self, log: DecisionLog) -> None:
         self.started_at = time.time()
+        """Unix time, for people."""
+        self.began = time.monotonic()
+        """What the uptime is counted from."""
         self.log = log
         self.history = History()
         self.live = EngineMetricsPoller()

@@ -1,6 +1,5 @@
 """``GET /v1/health/tiers`` and ``GET /v1/router/status``: whether it is up, in completed values alone."""
 
-import time
 from typing import Final, Literal
 
 from routing.availability import AvailabilityResult
@@ -57,7 +56,7 @@ def _best(tier: Tier, source: ReadinessSource | None) -> AvailabilityResult:
 
 
 def build_status(
-    router: Router, *, package_version: str, started_at: float, now: float | None = None
+    router: Router, *, package_version: str, started_at: float, uptime: float
 ) -> dict[str, object]:
     """What this process is and what it runs. Without an active configuration its part is empty or null.
 
@@ -67,12 +66,11 @@ def build_status(
     active = router.active
     quiesced = router.quiesced_scopes()
     tiers = [tier.id for tier in active.config.tiers] if active is not None else []
-    elapsed = (time.time() if now is None else now) - started_at
     return {
         "object": "router_status",
         "package_version": package_version,
         "started_at": utc_text(started_at),
-        "uptime_seconds": max(0, int(elapsed)),
+        "uptime_seconds": int(uptime),
         "model_aliases": list(active.config.model_routes) if active is not None else [],
         "tier_counts": {
             "configured": len(tiers),

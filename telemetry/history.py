@@ -46,7 +46,7 @@ class ScopeReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One second of one scope; ``at`` is Unix time in seconds at its end.
+    """One second of one scope; ``at`` is its end in seconds of the monotonic clock.
 
     ``requests`` counts dispatched requests that ended in it, ``errors`` those of them that failed,
     ``refused`` those that were never dispatched. Times to first token are in seconds, None without one.
@@ -105,17 +105,15 @@ class _Track:
 
 
 class History:
-    """A ring of ``seconds`` samples for each scope. ``clock`` is Unix time, ``monotonic`` measures ages."""
+    """A ring of ``seconds`` samples for each scope. ``monotonic`` gives seconds."""
 
     def __init__(
         self,
         *,
         seconds: int = SECONDS,
-        clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seconds = seconds
-        self._clock = clock
         self._monotonic = monotonic
         self._tracks: dict[Scope, _Track] = {}
         self._lock = threading.Lock()
@@ -130,7 +128,7 @@ class History:
 
     def run_once(self, readings: Iterable[ScopeReading]) -> None:
         """Close the current second: one sample for each reading. A scope without one is forgotten."""
-        at = self._clock()
+        at = self._monotonic()
         with self._lock:
             tracks: dict[Scope, _Track] = {}
             for reading in readings:
@@ -149,11 +147,11 @@ class History:
 
     def minute(self, tier_id: str, member_id: str | None = None) -> Minute:
         """Rates and percentiles over the samples of the last 60 seconds; zeros and None without any."""
-        since, now = self._clock() - MINUTE, self._monotonic()
+        since = self._monotonic() - MINUTE
         with self._lock:
             track = self._tracks.get((tier_id, member_id))
             samples = [each for each in track.samples if each.at > since] if track is not None else []
-            times = [value for at, value in track.times if at > now - MINUTE] if track is not None else []
+            times = [value for at, value in track.times if at > since] if track is not None else []
         times.sort()
         requests = sum(sample.requests for sample in samples)
         seconds = samples[-1].at - samples[0].at + 1.0 if samples else 1.0

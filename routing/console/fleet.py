@@ -5,6 +5,7 @@ pressure are the last completed ones.
 """
 
 import datetime
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -249,7 +250,7 @@ class _Reader:
             if history is None
             else sparkline(
                 history.samples(tier.id, member_id),
-                now=self.now.timestamp(),
+                now=time.monotonic(),
                 ceiling=snapshot.max_concurrency,
             ),
             figures=None if history is None else history.minute(tier.id, member_id),

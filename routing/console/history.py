@@ -36,7 +36,7 @@ class Figures(Protocol):
 
 
 class Reading(Protocol):
-    """One second of one scope: Unix time, and requests that were running."""
+    """One second of one scope: its time on the monotonic clock, and requests that were running."""
 
     @property
     def at(self) -> float: ...
@@ -81,6 +81,7 @@ class Sparkline:
 def sparkline(samples: Sequence[Reading], *, now: float, ceiling: int | None) -> Sparkline | None:
     """The samples of the last 15 minutes before ``now``, the most of each ten seconds; None without any.
 
+    ``now`` is the monotonic clock's, as the samples' times are: a wall clock that is set loses no history.
     The full height is the ceiling, or the peak where there is none.
     """
     most: dict[int, int] = {}

@@ -54,7 +54,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def history(clock: Clock) -> History:
-    return History(clock=clock, monotonic=clock)
+    return History(monotonic=clock)
 
 
 def test_a_second_of_a_tier_and_of_its_members(history: History, clock: Clock) -> None:

@@ -14,6 +14,14 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_FIELDS: Final = 100
 MAX_TRAILER_BYTES: Final = 8 * 1024
 
+BODY_SILENCE: Final = 30.0
+"""Seconds without a byte of a body after which its caller is not waited for (house, process 2)."""
+
+BODY_MIN_RATE: Final = 8 * 1024
+"""Bytes a second at which a body has to come on average, so that nobody holds a budget by sending a byte now
+and then. Kestrel asks for 240 and Apache's mod_reqtimeout for 500, where nothing is kept of a body; here
+everything is. No client that works is so slow, and 32 MiB are over in 68 minutes."""
+
 _HEAD = re.compile(
     rb"([A-Z]{3,16}) (?:https?://[A-Za-z0-9.:\[\]_-]+)?(/[!-~]*) HTTP/1\.([01])\r\n"
     rb"((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)*)"
@@ -71,6 +79,17 @@ def cannot_become_head(beginning: bytes | bytearray, seen: int = 0) -> bool:
     first ``seen`` bytes were looked at before: who sends a head byte by byte has each byte looked at once.
     """
     return _HOPELESS.search(beginning, max(0, seen - 1)) is not None
+
+
+def next_body_deadline(
+    deadline: float, *, now: float, received: int, silence: float, min_rate: float
+) -> float:
+    """Until when a body is waited for after ``received`` more bytes of it came ``now``, all on one clock.
+
+    Bytes buy time at ``min_rate``, but never more than ``silence`` seconds ahead: a burst pays for no
+    trickle. A body begins with all of that time.
+    """
+    return min(now + silence, deadline + received / min_rate)
 
 
 def parse_head(data: bytes) -> RequestHead:

@@ -82,6 +82,16 @@ class Runtime:
         """Bytes that all request bodies being read or served may take together."""
         return int(settings.ANVIL_BODY_BUDGET)
 
+    @property
+    def body_silence(self) -> float:
+        """Seconds for which a body may be silent."""
+        return float(settings.ANVIL_BODY_SILENCE)
+
+    @property
+    def body_min_rate(self) -> int:
+        """Bytes a second at which a body has to come on average."""
+        return int(settings.ANVIL_BODY_MIN_RATE)
+
     def predecessor_owns_ledger(self) -> bool:
         """Whether a worker of the same master has the lock: it is leaving, and worth waiting for."""
         if self._lock.try_acquire():

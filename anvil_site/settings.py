@@ -12,6 +12,7 @@ import dj_database_url
 from csp.constants import NONE, SELF
 from environs import Env, validate
 
+from anvil_site.incoming import BODY_MIN_RATE, BODY_SILENCE
 from routing.access import is_loopback_bind
 
 # Whatever a process with these settings writes (database, its journal, decision log) is its owner's alone.
@@ -35,6 +36,12 @@ ANVIL_MAX_CONCURRENCY: int = env.int("ANVIL_MAX_CONCURRENCY", 512, validate=vali
 ANVIL_BODY_BUDGET: int = env.int(
     "ANVIL_BODY_BUDGET", 512 * 1024 * 1024, validate=validate.Range(1024, 1024**4)
 )
+ANVIL_BODY_SILENCE: float = env.float("ANVIL_BODY_SILENCE", BODY_SILENCE, validate=validate.Range(0.1, 3600))
+ANVIL_BODY_MIN_RATE: int = env.int(
+    "ANVIL_BODY_MIN_RATE", BODY_MIN_RATE, validate=validate.Range(1, 1024 * 1024)
+)
+"""A body that is silent for longer, or comes more slowly on average, is refused with 408."""
+
 ANVIL_DECISION_RETENTION: int = env.int(
     "ANVIL_DECISION_RETENTION", 100_000, validate=validate.Range(1, 100_000_000)
 )

@@ -33,25 +33,36 @@ from anvil_site import gunicorn as process
 from anvil_site import reloads
 from anvil_site.executor import Executor
 from anvil_site.incoming import (
+    BODY_MIN_RATE,
+    BODY_SILENCE,
     MAX_HEAD_BYTES,
     BadRequest,
     ChunkedBody,
     RequestHead,
     cannot_become_head,
+    next_body_deadline,
     parse_head,
 )
 from anvil_site.outlet import Outlet
 from routing.dialects.base import Failure
 from routing.gateway import Refused
 from routing.loop import Flow, RelayLoop, render_head
-from routing.views import BODY_TOO_LARGE, CAN_DETACH, RETRY_SOON, SERVER_BUSY, DataPlane, Detached
+from routing.views import (
+    BODY_TOO_LARGE,
+    BODY_TOO_SLOW,
+    CAN_DETACH,
+    RETRY_SOON,
+    SERVER_BUSY,
+    DataPlane,
+    Detached,
+    Unanswered,
+)
 
 logger = logging.getLogger("anvil.worker")
 
 HEAD_SECONDS: Final = 10.0
 """From the first byte of a request (or the connection's start) to the end of its head."""
 
-BODY_SILENCE: Final = 30.0
 WRITE_SILENCE: Final = 30.0
 LINGER_SECONDS: Final = 2.0
 """How long the rest of a refused request is read away, so that the refusal is not lost to a reset."""
@@ -87,6 +98,8 @@ _READ_ONCE: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 _SEND_TIMEOUT: Final = struct.pack("ll", int(WRITE_SILENCE), 0)
 _DONT_WAIT: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_UNREAD: Final = {408: ("request_timeout", "The request did not come in time.")}
 
 INTERNAL: Final = Failure(status=500, code="internal_error", message="The request could not be served.")
 
@@ -162,6 +175,8 @@ class AnvilWorker(ThreadWorker):
         self._stall_told = float("-inf")
         self._next_sweep = 0.0
         self._bodies: Budget
+        self._body_silence: float = BODY_SILENCE
+        self._body_min_rate: float = BODY_MIN_RATE
         self._management_bodies = Budget(MANAGEMENT_BUDGET)
         self._reload_generation = reloads.generation()
         self._term_received = False
@@ -203,6 +218,7 @@ class AnvilWorker(ThreadWorker):
         self.plane = runtime.data_plane()
         self._bodies = Budget(runtime.body_budget)
         self._max_body = runtime.max_body_bytes
+        self._body_silence, self._body_min_rate = runtime.body_silence, runtime.body_min_rate
         self._router = runtime.router
         server = runtime.evidence.server
         server.loop = self.loop.stats
@@ -407,7 +423,13 @@ class AnvilWorker(ThreadWorker):
             self._await_head(connection, now)
         connection.buffer += data
         if connection.state == "body":
-            connection.deadline = now + BODY_SILENCE
+            connection.deadline = next_body_deadline(
+                connection.deadline,
+                now=now,
+                received=len(data),
+                silence=self._body_silence,
+                min_rate=self._body_min_rate,
+            )
         self._advance(connection)
 
     def _advance(self, connection: Connection) -> None:
@@ -456,7 +478,7 @@ class AnvilWorker(ThreadWorker):
         del buffer[: end + 4]
         connection.seen = 0
         connection.head = head
-        connection.deadline = time.monotonic() + BODY_SILENCE
+        connection.deadline = time.monotonic() + self._body_silence
         connection.state = "body"
         connection.budget = self._management_bodies
         if self._is_data(head):
@@ -541,7 +563,9 @@ class AnvilWorker(ThreadWorker):
             self._listen(True)
         for connection in tuple(self._connections.values()):
             if connection.state != "busy" and now >= connection.deadline:
-                if (connection.state == "head" and connection.buffer) or connection.state == "body":
+                if connection.head is not None:
+                    self._refuse_data(connection, connection.head, BODY_TOO_SLOW)
+                elif connection.state == "head" and connection.buffer:
                     self._refuse(connection, 408)
                 else:
                     self._close(connection)
@@ -576,7 +600,9 @@ class AnvilWorker(ThreadWorker):
                 logger.exception("a data-plane request failed")
                 self._refuse_data(connection, head, INTERNAL)
                 return
-            if isinstance(answer, Detached):
+            if isinstance(answer, Unanswered):
+                self._close(connection)
+            elif isinstance(answer, Detached):
                 self._detach(connection, head, answer)
             elif answer is None:
                 self.management.submit(self._serve_rest, connection, head, body)
@@ -664,13 +690,12 @@ class AnvilWorker(ThreadWorker):
             self._close(connection)
 
     def _refuse(self, connection: Connection, status: int) -> None:
-        """Answer bytes that are no request, and close."""
-        body = b'{"error":{"message":"The request is malformed.","type":"invalid_request_error",'
-        body += b'"param":null,"code":"bad_request"}}'
-        headers = (("Content-Type", "application/json"), ("Content-Length", str(len(body))))
-        self._send_and_linger(
-            connection, render_head(status, headers, chunked=False, keep_alive=False) + body
-        )
+        """Answer bytes that are no request, or no whole one in time, and close."""
+        code, message = _UNREAD.get(status, ("bad_request", "The request is malformed."))
+        answer = self.plane.refusal("", Failure(status=status, code=code, message=message))
+        headers = (*answer.headers, ("Content-Length", str(len(answer.body))))
+        data = render_head(status, headers, chunked=False, keep_alive=False) + answer.body
+        self._send_and_linger(connection, data)
 
     def _refuse_data(self, connection: Connection, head: RequestHead, failure: Failure) -> None:
         """Refuse a request before its body was read, in its caller's dialect, and close."""

@@ -96,6 +96,7 @@ DRAINING: Final = _failure(503, "server_draining", "The server is shutting down.
 SERVER_BUSY: Final = _failure(503, "server_busy", "The server is at its limit. Try again shortly.")
 KEY_BUSY: Final = _failure(429, "key_concurrency_exceeded", "This API key is at its concurrency limit.")
 BODY_TOO_LARGE: Final = _failure(413, "request_too_large", "The request body is too large.")
+BODY_TOO_SLOW: Final = _failure(408, "request_timeout", "The request body came too slowly.")
 BODY_INCOMPLETE: Final = _failure(400, "incomplete_body", "The request body ended early.")
 UNKNOWN_PARAMETER: Final = _failure(400, "invalid_request", "This path takes no query parameter.")
 METHOD_NOT_ALLOWED: Final = _failure(405, "method_not_allowed", "This path takes another method.")
@@ -180,8 +181,7 @@ class DataPlane:
             return visit.relay(result, start_response)
         visit.leave()
         if result is None:
-            # Nobody is there to read it; the server still needs a complete response to be done with.
-            result = reply(dialect, BODY_INCOMPLETE)
+            return _unanswered(start_response)
         return _send(start_response, result, request_id)
 
     def _probe(
@@ -230,6 +230,23 @@ class Detached:
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(())
+
+
+class Unanswered:
+    """The end of a request whose caller has left: whoever serves connections closes this one without a word.
+
+    Any other server finds an empty body, for a response that nobody reads.
+    """
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(())
+
+
+def _unanswered(start_response: "StartResponse") -> Unanswered:
+    start_response(_status(400), [("Content-Length", "0")])
+    return Unanswered()
 
 
 class _Visit:
@@ -300,9 +317,7 @@ class _Visit:
         self, head: Head | None, body: bytes, dispatch: Dispatch, start_response: "StartResponse"
     ) -> Iterable[bytes]:
         if head is None:
-            # The caller left before there was anything to tell it.
-            start_response(_status(400), [("Content-Length", "0"), ("Connection", "close")])
-            return []
+            return _unanswered(start_response)
         start_response(_status(head.status), [*head.headers, *self._own_headers(dispatch)])
         return [body]
 

@@ -160,6 +160,14 @@ ENVIRONMENT: Final[dict[str, tuple[str, str]]] = {
     "ANVIL_MAX_CONCURRENCY": ("512", "Requests in the data plane at once, 1 to 16,384; more get 503."),
     "ANVIL_MAX_BODY_BYTES": ("33554432", "The largest request body, 1 KiB to 1 GiB."),
     "ANVIL_BODY_BUDGET": ("536870912", "Bytes that all request bodies together may take, 1 KiB to 1 TiB."),
+    "ANVIL_BODY_SILENCE": (
+        "30",
+        "Seconds for which a request body may be silent, 0.1 to 3,600; then its caller gets 408.",
+    ),
+    "ANVIL_BODY_MIN_RATE": (
+        "8192",
+        "Bytes a second at which a request body has to come on average, 1 to 1,048,576; else 408.",
+    ),
     "ANVIL_DECISION_RETENTION": (
         "100000",
         "Rows of the decision table, 1 to 100,000,000; the oldest go first.",

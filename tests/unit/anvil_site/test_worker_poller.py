@@ -16,10 +16,11 @@ from gunicorn.config import Config
 
 from anvil_site import worker as module
 from anvil_site.executor import Executor
-from anvil_site.worker import BODY_SILENCE, HEAD_SECONDS, LINGER_SECONDS, AnvilWorker, Budget, Connection
+from anvil_site.incoming import BODY_MIN_RATE, BODY_SILENCE
+from anvil_site.worker import HEAD_SECONDS, LINGER_SECONDS, AnvilWorker, Budget, Connection
 from routing.dialects.base import Failure
 from routing.gateway import Reply
-from routing.views import CAN_DETACH, SERVER_BUSY
+from routing.views import CAN_DETACH, SERVER_BUSY, Unanswered
 
 PATIENCE = 5.0
 DATA = "/v1/chat/completions"
@@ -206,16 +207,52 @@ def test_a_connection_that_never_speaks_is_closed_without_a_word(
 def test_a_body_may_be_slow_but_not_silent(
     worker: Driven, clock: Clock, connect: Callable[[], socket.socket]
 ) -> None:
+    step = int(BODY_MIN_RATE * (BODY_SILENCE - 1))
+    worker._bodies, worker._max_body = Budget(8 * step), 4 * step
     sock = connect()
-    send(worker, sock, request(b"12345678")[:-7])
-    for step in range(1, 4):
-        clock.ahead = step * (BODY_SILENCE - 1)
-        send(worker, sock, b"x")
+    send(worker, sock, request(bytes(4 * step))[: -4 * step])
+    for number in range(1, 4):
+        clock.ahead = number * (BODY_SILENCE - 1)
+        sock.sendall(bytes(step))
+        worker.turn_until(lambda held=number * step: worker._bodies.held == held)
         assert only(worker).state == "body"
 
     clock.ahead += BODY_SILENCE + 0.5
+    answer = receive(worker, sock)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"Connection: close" in answer
+    assert answer.endswith(b"request_timeout")
+    assert worker._bodies.held == 0
+
+
+@pytest.mark.requirement("house-2")
+@pytest.mark.parametrize("burst", [0, 40_000])
+def test_a_body_that_trickles_does_not_hold_its_budget(
+    worker: Driven, clock: Clock, connect: Callable[[], socket.socket], burst: int
+) -> None:
+    """A byte every few seconds used to do, for ever; what came fast before buys no time after."""
+    sock = connect()
+    send(worker, sock, request(bytes(50_000))[: burst - 50_000])
+    assert worker._bodies.held == burst
+    for seconds in range(5, int(BODY_SILENCE), 5):
+        clock.ahead = float(seconds)
+        send(worker, sock, b"x")
+        assert only(worker).state == "body"
+
+    clock.ahead = BODY_SILENCE + 0.5
     assert receive(worker, sock).startswith(b"HTTP/1.1 408 ")
     assert worker._bodies.held == 0
+
+
+@pytest.mark.requirement("house-4")
+def test_nobody_is_answered_who_has_left(worker: Driven, connect: Callable[[], socket.socket]) -> None:
+    """A caller that had closed its sending side used to get an empty 400."""
+    worker.plane.answer = lambda environ, start_response: Unanswered()
+    sock = connect()
+    send(worker, sock, request())
+    worker.turn_until(lambda: not worker._connections)
+
+    assert sock.recv(1) == b""
 
 
 def test_an_idle_connection_outlives_a_head_and_not_its_keepalive(

@@ -2,7 +2,7 @@
 
 from typing import Final, Literal
 
-from routing.availability import AvailabilityResult
+from routing.availability import NOT_CONFIGURED, AvailabilityResult
 from routing.config import RouterConfig, Tier
 from routing.projections import ReadinessSource, completed
 from routing.router import Router
@@ -13,7 +13,6 @@ Status = Literal["up", "degraded", "down"]
 
 _BEST_FIRST: Final[tuple[Status, ...]] = ("up", "degraded", "down")
 _ROLES: Final = {"embedding": "embeddings", "rerank": "rerank", "stt": "stt", "tts": "tts"}
-_NO_PROBE: Final = AvailabilityResult(True, "availability_not_configured")
 
 
 def build_health(config: RouterConfig, source: ReadinessSource | None) -> dict[str, object]:
@@ -21,23 +20,27 @@ def build_health(config: RouterConfig, source: ReadinessSource | None) -> dict[s
 
     ``degraded`` is a server that was reached and does not show the expected identity; ``down`` is everything
     else that is not up, one that was never probed included. A replica tier is as good as its best member.
-    What has no probe counts as up and was never checked. ``last_check`` is ISO 8601 in UTC.
+    A tier without a probe counts as ready, hence as up. Purpose models and audio routes have no readiness, and
+    nothing looks whether they are up: their status is null, as every value that is not known. ``last_check`` is
+    ISO 8601 in UTC.
     """
-    serves = [(tier.id, "llm", _best(tier, source)) for tier in config.tiers]
-    serves += [(model.id, _ROLES[model.kind], _NO_PROBE) for model in config.purpose_models]
-    serves += [(route.id, _ROLES[route.purpose], _NO_PROBE) for route in config.audio_routes]
+    rows = []
+    for tier in config.tiers:
+        best = _best(tier, source)
+        rows.append(_row(tier.id, "llm", status_of(best), best))
+    rows += [_row(model.id, _ROLES[model.kind], None, NOT_CONFIGURED) for model in config.purpose_models]
+    rows += [_row(route.id, _ROLES[route.purpose], None, NOT_CONFIGURED) for route in config.audio_routes]
+    return {"tiers": rows}
+
+
+def _row(name: str, role: str, status: Status | None, result: AvailabilityResult) -> dict[str, object]:
     return {
-        "tiers": [
-            {
-                "id": name,
-                "role": role,
-                "status": status_of(result),
-                "last_check": utc_text(result.checked_at),
-                "latency_ms": result.latency_ms,
-                "reason": result.reason,
-            }
-            for name, role, result in serves
-        ]
+        "id": name,
+        "role": role,
+        "status": status,
+        "last_check": utc_text(result.checked_at),
+        "latency_ms": result.latency_ms,
+        "reason": result.reason,
     }
 
 

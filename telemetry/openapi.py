@@ -217,7 +217,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
                     {
                         "id": STRING,
                         "role": choice("llm", "embeddings", "rerank", "stt", "tts"),
-                        "status": choice("up", "degraded", "down"),
+                        "status": nullable(choice("up", "degraded", "down")),
                         "last_check": nullable(MOMENT),
                         "latency_ms": _NUMBER,
                         "reason": STRING,

@@ -39,7 +39,7 @@ CODES: Final[tuple[SnapshotCode, ...]] = get_args(SnapshotCode)
 
 VALIDATION_SCHEMA: Final = "replica-topology-validation/v1"
 
-_TEXTS: Final[dict[SnapshotCode, str]] = {
+CODE_TEXTS: Final[dict[SnapshotCode, str]] = {
     "config_too_large": "The router configuration is larger than 1 MiB.",
     "router_config_invalid": "The router configuration is not valid.",
     "topology_invalid": "The topology is not valid.",
@@ -66,7 +66,7 @@ class SnapshotError(ValueError):
     config_sha256: str | None
 
     def __init__(self, code: SnapshotCode, *, config_sha256: str | None = None) -> None:
-        super().__init__(_TEXTS[code])
+        super().__init__(CODE_TEXTS[code])
         self.code = code
         self.config_sha256 = config_sha256
 

@@ -28,7 +28,7 @@ from routing.document_faults import document_faults
 from routing.documents import MAX_DOCUMENT_BYTES
 from routing.models import ActiveSnapshot, RouterSnapshot
 from routing.openapi import choice, closed, many, operation, query, ref
-from routing.refusals import Refused, not_ledger_owner
+from routing.refusals import SENTENCES, Refused, not_ledger_owner
 from routing.router import live
 from routing.snapshot import SnapshotError
 
@@ -234,7 +234,7 @@ def capture(
 ) -> tuple[RouterSnapshot, bool]:
     """As `publishing.capture`, its refusals for an answer: 422 with the code and every fault, or 503."""
     try:
-        return publishing.capture(config, topology, overlay, source=source, actor=actor)
+        return publishing.capture(config, topology, overlay, source=source, actor=actor, through=Through.REST)
     except SnapshotError as error:
         code, text, sha256 = error.code, str(error), error.config_sha256
     except django.db.Error:
@@ -275,7 +275,7 @@ def _active_id() -> int | None:
 def _row(snapshot_id: int) -> RouterSnapshot:
     row = RouterSnapshot.objects.filter(pk=snapshot_id).first() if snapshot_id < 2**63 else None
     if row is None:
-        raise Refused(404, "unknown_snapshot", "There is no such snapshot.")
+        raise Refused(404, "unknown_snapshot", SENTENCES["unknown_snapshot"])
     return row
 
 

@@ -3,11 +3,12 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 
-from .outcome import FAILED, Outcome, RouterFault, emit, failed, refusal_of, refused, tell_traceback
+from .outcome import FAILED, Fault, Outcome, RouterFault, emit, failed, refusal_of, refused, tell_traceback
 from .parsing import PROGRAM, Parser, UsageError, find, help_for, parse
-from .spec import Passthrough
+from .spec import Command, Passthrough
 from .tree import LEAVES
 
 DISTRIBUTION = "anvil-router"
@@ -40,17 +41,27 @@ def _main(argv: list[str]) -> int:
         print(help_for(LEAVES, words) if leaf is None else Parser(leaf).format_help(), end="")
         return 0
     if leaf is None:
-        outcome = refused("usage_command_unknown" if rest else "usage_command_missing")
+        hint = f"{' '.join((PROGRAM, *words))} --help lists them"
+        outcome = refused("usage_command_unknown" if rest else "usage_command_missing", hint=hint)
     else:
         try:
             parsed = parse(leaf, rest)
         except UsageError as error:
-            outcome = refused(error.fault.code, option=error.fault.option)
+            fault = error.fault
+            outcome = refused(fault.code, option=fault.option, hint=fault.hint)
         else:
-            outcome = _run(lambda: leaf.run(parsed))
+            outcome = _naming_scope(leaf, _run(lambda: leaf.run(parsed)))
     emit(label, outcome, as_json="--json" in rest, out=sys.stdout, err=sys.stderr)
     sys.stdout.flush()
     return outcome.exit_code
+
+
+def _naming_scope(command: Command, outcome: Outcome) -> Outcome:
+    """A key that lacks the scope is told which one the command needs."""
+    if command.needs is None or outcome.errors != (Fault("forbidden"),):
+        return outcome
+    hint = f"this needs {command.needs}; who may configure can make one: anvil keys create"
+    return replace(outcome, errors=(Fault("forbidden", hint=hint),))
 
 
 def _run(handler: Callable[[], Outcome]) -> Outcome:

@@ -18,6 +18,9 @@ from urllib.parse import urlsplit
 import requests
 import urllib3
 
+from routing.refusals import SENTENCES
+from routing.snapshot import CODES
+
 from .outcome import MESSAGES, Json, RouterFault
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
@@ -37,41 +40,12 @@ _BY_STATUS: Final[Mapping[int, str]] = {
 
 NAMED_REFUSALS: Final = frozenset(
     {
-        "config_too_large",
-        "router_config_invalid",
-        "topology_invalid",
-        "replica_resource_missing",
-        "replica_resource_reused",
-        "replica_host_mismatch",
-        "replica_endpoint_missing",
-        "replica_endpoint_mismatch",
-        "replica_host_split",
-        "not_configured",
-        "unknown_tier",
-        "unknown_member",
-        "direct_tier",
-        "not_drained",
-        "activation_in_progress",
-        "activation_not_persisted",
-        "verification_failed",
-        "restore_not_persisted",
-        "intent_not_persisted",
-        "identity_not_configured",
-        "promotion_unverifiable",
-        "promotion_unverified",
+        *CODES,
+        *SENTENCES,
+        "invalid_request",
+        "model_not_found",
         "replica_lifecycle_unsupported",
         "replica_lifecycle_configuration_unavailable",
-        "unknown_resource",
-        "resource_without_endpoint",
-        "resource_in_use",
-        "resource_serves_already",
-        "config_not_editable",
-        "promotion_in_progress",
-        "promotion_unfinished",
-        "no_stopped_promotion",
-        "promotion_superseded",
-        "promotion_not_persisted",
-        "promotion_not_recorded",
     }
 )
 """Codes of the router's own refusals that are passed on; any other word in an answer is not."""

@@ -82,7 +82,7 @@ def _activate(number: int, drain_timeout: float | None, data: dict[str, Json]) -
     except RouterFault as fault:
         rest = {key: value for key, value in (fault.body or {}).items() if key != "error"}
         data["activation"] = bounded(rest) or None
-        lines = (Fault(fault.code).message, *_steps(data["activation"]))
+        lines = (f"router install-config: {Fault(fault.code).line}", *_steps(data["activation"]))
         return refusal_of(fault, data=data, lines=lines)
     data["applied"] = True
     data["activation"] = bounded(answer.body)

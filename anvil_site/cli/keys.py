@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
+from routing.refusals import KEY_RULES
+
 from .client import call
-from .outcome import Json, Outcome, failed
-from .shapes import bounded
+from .outcome import Json, Outcome, RouterFault, clause, failed, refusal_of
+from .shapes import bounded, table_of
 from .spec import Arguments
 
 PATH = "/v1/admin/keys"
@@ -21,13 +23,25 @@ def create(arguments: Arguments) -> Outcome:
         wanted["expires_at"] = expires.isoformat()
     if not arguments.flag("confirm"):
         return _preview("create", {"scopes": scopes})
-    answer = call("POST", PATH, body=wanted)
+    try:
+        answer = call("POST", PATH, body=wanted)
+    except RouterFault as fault:
+        return refusal_of(fault, hint=_rule_of(fault))
     data = bounded(answer.body)
     key = data.get("key") if isinstance(data, Mapping) else None
     if not isinstance(key, str):
         return failed("malformed_answer", online=True)
     lines = (key, "This is the only time that the key is shown.")
     return Outcome(data=data, lines=lines, online=True)
+
+
+def _rule_of(fault: RouterFault) -> str | None:
+    """The rule of the field that the router refused, if it named one."""
+    error = table_of(fault.body or {}, "error")
+    field = error.get("param")
+    if fault.code != "invalid_request" or not isinstance(field, str) or field not in KEY_RULES:
+        return None
+    return clause(KEY_RULES[field])
 
 
 def listing(arguments: Arguments) -> Outcome:

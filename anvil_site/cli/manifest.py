@@ -35,6 +35,7 @@ def _leaf(leaf: Leaf) -> Json:
         "reach": leaf.reach,
         "mutates": command is not None and command.mutates,
         "passthrough": command is None,
+        "needs": None if command is None else command.needs,
         "options": [] if command is None else [_option(option) for option in command.all_options],
     }
 

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TextIO, TypeAlias
 
+from routing.refusals import SENTENCES
+from routing.snapshot import CODE_TEXTS
+
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 DONE: Final = 0
@@ -24,11 +27,18 @@ LINE_LIMIT: Final = 400
 ONLINE: Final[Mapping[str, Json]] = {"via": "router"}
 """The envelope's context when the answer came from a running router; where it runs is never said."""
 
+
+def clause(sentence: str) -> str:
+    """A service's sentence as what follows a command's name and a colon."""
+    parts = sentence.removesuffix(".").split(". ")
+    return "; ".join(f"{part[:1].lower()}{part[1:]}" for part in parts)
+
+
 MESSAGES: Final[Mapping[str, str]] = {
     # The command line itself.
-    "usage_command_missing": "a command is missing; --help lists them",
-    "usage_command_unknown": "there is no such command; --help lists them",
-    "usage_invalid": "an argument is unknown or lacks its value; --help shows what the command takes",
+    "usage_command_missing": "a command is missing",
+    "usage_command_unknown": "there is no such command",
+    "usage_invalid": "an argument is unknown or lacks its value",
     "usage_option_missing": "a required option is missing",
     "usage_option_repeated": "an option was given twice",
     "usage_option_invalid": "an option's value is not of its form",
@@ -37,15 +47,10 @@ MESSAGES: Final[Mapping[str, str]] = {
     "interrupted": "interrupted; what the router had begun goes on there",
     "internal_error": "the command failed in a way it should not; ANVIL_TRACEBACK=1 shows where",
     # Configuration documents. The first nine are the snapshot contract's closed vocabulary.
-    "config_too_large": "a document is larger than 1 MiB",
+    **{code: clause(text) for code, text in CODE_TEXTS.items()},
+    # Here the file may not even be there.
     "router_config_invalid": "the router configuration can't be read or breaks a rule",
     "topology_invalid": "the topology or its overlay can't be read or breaks a rule",
-    "replica_resource_missing": "a replica member's resource is not in the topology",
-    "replica_resource_reused": "two replica members name the same resource",
-    "replica_host_mismatch": "a replica member's resource belongs to another host",
-    "replica_endpoint_missing": "a replica member's resource has no endpoint",
-    "replica_endpoint_mismatch": "a replica member's URL is not its resource's endpoint",
-    "replica_host_split": "the members of one tier are not on one host",
     "document_unreadable": "the document can't be read, is larger than 1 MiB or is not a JSON object",
     # Between here and the router.
     "router_unreachable": "no router answers at ANVIL_URL",
@@ -59,41 +64,18 @@ MESSAGES: Final[Mapping[str, str]] = {
     "router_failed": "the router failed",
     "router_unavailable": "the router does not own the ledger, is draining or is busy",
     # Refusals that the router names.
-    "not_configured": "the router has no configuration yet",
-    "unknown_tier": "the router has no such tier",
-    "unknown_member": "the tier has no such member",
-    "direct_tier": "a direct tier has no members",
-    "not_drained": "what changes still admits or still runs; drain it first, or give --drain-timeout",
-    "activation_in_progress": "another snapshot is being activated; try again when that is over",
-    "activation_not_persisted": "the snapshot could not be made the active one; nothing has changed",
-    "verification_failed": "what changed could not be verified; the previous snapshot is active again",
-    "restore_not_persisted": "the new snapshot is active; what could not be verified in it stays quiesced",
+    **{code: clause(text) for code, text in SENTENCES.items()},
+    "invalid_request": "the router does not take a value of the request",
+    "model_not_found": "the router has no such alias",
     "drain_timed_out": "leases were still running when the time was up; the scope stays quiesced",
     "drain_reopened": "the scope was readmitted while it was being drained",
-    "intent_not_persisted": "the scope is quiesced, but that could not be stored",
-    "identity_not_configured": "the tier has no identity to verify; --accept-unverified readmits it anyway",
-    "promotion_unverifiable": "the tier has no identity by which its new place could be verified",
-    "promotion_unverified": "the tier stays quiesced: it could not be verified",
-    "replica_lifecycle_unsupported": "replica_lifecycle_unsupported: manage a replica tier member by member",
-    "replica_lifecycle_configuration_unavailable": (
-        "replica_lifecycle_configuration_unavailable: no such tier in the configurations at hand"
-    ),
-    "unknown_resource": "the topology has no such resource",
-    "resource_without_endpoint": "the resource has no endpoint",
-    "resource_in_use": "the resource is a member of a replica tier",
-    "resource_serves_already": "the tier is served by that resource already",
-    "config_not_editable": "the active configuration can't be edited in place; install one instead",
-    "promotion_in_progress": "a promotion is at work",
-    "promotion_unfinished": "a promotion was stopped half-way; --resume it or --rollback first",
-    "no_stopped_promotion": "there is no promotion that was stopped",
-    "promotion_superseded": "another configuration has been activated since; --rollback closes the record",
-    "promotion_not_persisted": "the promotion could not be recorded; nothing has changed",
-    "promotion_not_recorded": "it is done, but could not be recorded; --resume tries again",
+    "replica_lifecycle_unsupported": "a replica tier is managed member by member",
+    "replica_lifecycle_configuration_unavailable": "no configuration at hand has such a tier",
     # Work on the data directory.
-    "data_directory_missing": "no router answers and no data directory is named: set ANVIL_URL or ANVIL_DATA",
+    "data_directory_missing": "no router answers and no data directory is named",
     "ledger_owned": "another process owns the data directory",
     "already_initialised": "the data directory is in use already; nothing was changed",
-    "admin_missing": "set ANVIL_ADMIN_USER and ANVIL_ADMIN_PASSWORD, or run it in a terminal",
+    "admin_missing": "the first user has no name or no password",
     "admin_refused": "the first user's name or password does not do: 8 characters or more, not a common one",
     "offline_failed": "the data directory could not be changed; ANVIL_TRACEBACK=1 shows why",
     "init_failed": "the data directory could not be set up and is as before; ANVIL_TRACEBACK=1 shows why",
@@ -101,19 +83,89 @@ MESSAGES: Final[Mapping[str, str]] = {
     "mcp_missing": "the MCP SDK is not installed: it comes with the extra anvil-router[mcp]",
     "mcp_port_taken": "the port is not free",
 }
+"""What is wrong, by its code; refusals of the router in the words of its own services."""
+
+_CHECK: Final = "anvil router check, with the same options, shows each fault with its place and value"
+_LIST_SCOPES: Final = "anvil router transition-status lists what there is"
+_RESUME: Final = "anvil promote --resume goes on with it, anvil promote --rollback takes it back"
+
+HINTS: Final[Mapping[str, str]] = {
+    "usage_command_missing": "anvil --help lists all",
+    "usage_command_unknown": "anvil --help lists all",
+    "usage_invalid": "the command with --help shows what it takes",
+    **dict.fromkeys(CODE_TEXTS, _CHECK),
+    "router_unreachable": "start it (anvil serve), or say where it is (http://127.0.0.1:8000 when unset)",
+    "answer_lost": "look before doing it again: anvil router status, anvil router transition-status",
+    "unauthorised": "set it to a key that is not revoked or expired, or to the router's own token",
+    "conflict": "anvil router transition-status shows it",
+    "refused": "its log has a line with the reason",
+    "router_failed": "its log shows why",
+    "router_unavailable": "try again in a moment",
+    "not_configured": "install one: anvil router install-config",
+    "not_persisted": "see whether the router's database can be written to",
+    "replica_lifecycle_unsupported": "anvil router quiesce, drain and readmit take --member",
+    "replica_lifecycle_configuration_unavailable": _LIST_SCOPES,
+    "unknown_tier": _LIST_SCOPES,
+    "unknown_member": _LIST_SCOPES,
+    "direct_tier": "leave --member out",
+    "drain_in_progress": "it goes on by itself; anvil router transition-status shows when it is over",
+    "readmit_refused": "run it again when that is mended",
+    "identity_not_configured": "--accept-unverified readmits it anyway",
+    "intent_not_persisted": (
+        "a restart may not keep it: see whether the database can be written to, then do it again"
+    ),
+    "document_malformed": "anvil admission export prints one that is",
+    "name_taken": "take another; a revoked key keeps its name (anvil keys list)",
+    "unknown_key": "anvil keys list shows them",
+    "unknown_snapshot": "anvil snapshots list shows them",
+    "model_not_found": "anvil router capacity lists the tiers, GET /v1/models the aliases",
+    "activation_in_progress": "try again when that is over",
+    "activation_not_persisted": "see whether the router's database can be written to",
+    "not_drained": "drain it first (anvil router quiesce, then drain), or give --drain-timeout",
+    "verification_failed": "see why: anvil router transition-status",
+    "restore_not_persisted": "see why: anvil router transition-status",
+    "drain_timed_out": "nothing was cancelled; drain it again, with a longer --timeout if need be",
+    "drain_reopened": "anvil router transition-status shows its state",
+    "promotion_unverifiable": "configure model_identity for it, or install a configuration instead",
+    "resource_in_use": "take another resource",
+    "config_not_editable": "install one instead: anvil router install-config",
+    "promotion_unfinished": _RESUME,
+    "promotion_superseded": "anvil promote --rollback closes the record",
+    "promotion_unverified": _RESUME,
+    "promotion_not_recorded": _RESUME,
+    "data_directory_missing": "set ANVIL_URL or ANVIL_DATA",
+    "ledger_owned": "set ANVIL_URL and ANVIL_TOKEN to ask that one, or stop it first",
+    "already_initialised": "name another in ANVIL_DATA, or start this one: anvil serve",
+    "admin_missing": "set ANVIL_ADMIN_USER and ANVIL_ADMIN_PASSWORD, or run it in a terminal",
+    "mcp_port_taken": "take another --port",
+}
+"""What to do next, by code, where that is one thing whatever the command was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One error: a code of :data:`MESSAGES` and, for the command line, the declared option it is about."""
+    """One error: a code of :data:`MESSAGES` and, for the command line, the declared option it is about.
+
+    ``hint`` is what to do next where that depends on the command; never anything that was typed.
+    """
 
     code: str
     option: str | None = None
+    hint: str | None = None
 
     @property
     def message(self) -> str:
+        """What is wrong, where, and what to do next."""
         text = MESSAGES[self.code]
-        return text if self.option is None else f"{text}: --{self.option}"
+        if self.option is not None:
+            text += f": --{self.option}"
+        hint = self.hint if self.hint is not None else HINTS.get(self.code)
+        return text if hint is None else f"{text}; {hint}"
+
+    @property
+    def line(self) -> str:
+        """The message beside its code: what people read, and what they can look up."""
+        return f"{self.message} ({self.code})"
 
     def as_json(self) -> Json:
         return {"code": self.code, "message": self.message}
@@ -167,18 +219,25 @@ def failed(code: str, *, data: Json = None, lines: tuple[str, ...] = (), online:
 
 
 def refused(
-    code: str, *, option: str | None = None, data: Json = None, lines: tuple[str, ...] = ()
+    code: str,
+    *,
+    option: str | None = None,
+    hint: str | None = None,
+    data: Json = None,
+    lines: tuple[str, ...] = (),
 ) -> Outcome:
     """A command whose input was bad (exit 2)."""
-    return Outcome(data=data, lines=lines, errors=(Fault(code, option),), exit_code=BAD_INPUT)
+    return Outcome(data=data, lines=lines, errors=(Fault(code, option, hint),), exit_code=BAD_INPUT)
 
 
-def refusal_of(fault: RouterFault, *, data: Json = None, lines: tuple[str, ...] = ()) -> Outcome:
+def refusal_of(
+    fault: RouterFault, *, hint: str | None = None, data: Json = None, lines: tuple[str, ...] = ()
+) -> Outcome:
     """What a command that the router did not serve comes to; only a bad environment is bad input."""
     return Outcome(
         data=data,
         lines=lines,
-        errors=(Fault(fault.code),),
+        errors=(Fault(fault.code, hint=hint),),
         exit_code=BAD_INPUT if fault.code == "environment_invalid" else FAILED,
         online=fault.reached,
     )
@@ -212,7 +271,7 @@ def emit(command: str, outcome: Outcome, *, as_json: bool, out: TextIO, err: Tex
         stream.write(plain(line) + "\n")
     if not outcome.lines:
         for fault in outcome.errors:
-            stream.write(f"{command}: {fault.message}\n")
+            stream.write(f"{command}: {fault.line}\n")
 
 
 def plain(line: str) -> str:

@@ -17,9 +17,9 @@ PROGRAM = "anvil"
 class UsageError(Exception):
     """The command line is refused; holds the fault and nothing of the line."""
 
-    def __init__(self, code: str, option: str | None = None) -> None:
+    def __init__(self, code: str, option: str | None = None, hint: str | None = None) -> None:
         super().__init__(code)
-        self.fault = Fault(code, option)
+        self.fault = Fault(code, option, hint)
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         # From None: the discarded message must not come back in a traceback.
-        raise UsageError("usage_invalid") from None
+        raise UsageError("usage_invalid", hint=f"{self.prog} --help shows what it takes") from None
 
 
 def _usage(command: Command) -> str:
@@ -99,9 +99,10 @@ def parse(command: Command, rest: Sequence[str]) -> Arguments:
     for option in command.all_options:
         if option.name not in given:
             if option.required:
-                raise UsageError("usage_option_missing", option.name)
+                raise UsageError("usage_option_missing", option.name, takes(option))
         elif option.excludes is not None and option.excludes in given:
-            raise UsageError("usage_options_conflict", option.name)
+            hint = f"leave --{option.excludes} or this one out"
+            raise UsageError("usage_options_conflict", option.name, hint)
         else:
             values[option.name] = _checked(option, given[option.name])
     return Arguments(values)
@@ -113,7 +114,13 @@ def _checked(option: Option, text: str) -> Value | bool:
     try:
         return option.form.read(text)
     except (ValueError, OverflowError):
-        raise UsageError("usage_option_invalid", option.name) from None
+        raise UsageError("usage_option_invalid", option.name, takes(option)) from None
+
+
+def takes(option: Option) -> str:
+    """What to give an option, in its declared words."""
+    assert option.form is not None
+    return f"it takes {option.form.rule}"
 
 
 def help_for(leaves: Sequence[Leaf], words: tuple[str, ...]) -> str:

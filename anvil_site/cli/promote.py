@@ -27,7 +27,7 @@ def promote(arguments: Arguments) -> Outcome:
     except RouterFault as fault:
         rest = {key: value for key, value in (fault.body or {}).items() if key != "error"}
         data = bounded(rest) or None
-        lines = (Fault(fault.code).message, *_lines(data)) if data else ()
+        lines = (f"promote: {Fault(fault.code).line}", *_lines(data)) if data else ()
         return refusal_of(fault, data=data, lines=lines)
     data = bounded(answer.body)
     if not isinstance(data, Mapping) or data.get("action") != action or data.get("applied") is not confirmed:

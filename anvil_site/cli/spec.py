@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from admission import identifiers
 
@@ -21,7 +21,8 @@ Reach: TypeAlias = Literal["offline", "router", "router-or-offline", "process"]
 """What a command touches: files only; the router over REST; the router, or the data directory when no router
 runs; or it turns into another process."""
 
-SCOPES: Final = ("infer", "observe", "operate", "configure")
+Scope: TypeAlias = Literal["infer", "observe", "operate", "configure"]
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 MAX_SECONDS: Final = 3600.0
 
 
@@ -101,7 +102,7 @@ CEILING: Final = Form("N", "1 to 100000", _whole(1, 100_000))
 PORT: Final = Form("N", "1 to 65535", _whole(1, 65_535))
 NUMBER: Final = Form("N", "the number that the list shows", _whole(1, 2**31 - 1))
 NAME: Final = Form("NAME", "1 to 100 printable characters", _name)
-KEY_SCOPES: Final = Form("LIST", "one or more of infer,observe,operate,configure", _scopes)
+KEY_SCOPES: Final = Form("LIST", f"one or more of {','.join(SCOPES)}", _scopes)
 INSTANT: Final = Form("TIME", "an ISO 8601 date or time, UTC when it names no zone", _instant)
 
 
@@ -170,7 +171,8 @@ class Arguments:
 class Command:
     """One leaf of the command line. ``run`` gets checked arguments only.
 
-    Commands that ``mutate`` preview unless ``--confirm`` is given.
+    Commands that ``mutate`` preview unless ``--confirm`` is given. ``needs`` is the scope of the key with
+    which the router is asked, None where it is not.
     """
 
     words: tuple[str, ...]
@@ -179,6 +181,7 @@ class Command:
     run: Callable[[Arguments], Outcome]
     options: tuple[Option, ...] = ()
     mutates: bool = False
+    needs: Scope | None = None
 
     @property
     def label(self) -> str:

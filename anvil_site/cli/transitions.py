@@ -8,15 +8,23 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from routing import wording
+
 from . import shapes
 from .client import call
-from .outcome import DONE, FAILED, Fault, Json, Outcome, RouterFault, failed, refusal_of, refused
+from .outcome import DONE, FAILED, HINTS, Fault, Json, Outcome, RouterFault, failed, refusal_of, refused
 from .spec import MAX_SECONDS, Arguments
 
 PATH: Final = "/v1/admin/transition"
 ACTION_TIMEOUT: Final = 60.0
 """Seconds for a quiesce or a readmit, whose probe takes as long as the configuration lets it."""
 POLL_SECONDS: Final = 0.5
+_NEXT: Final[Mapping[tuple[str, str], str]] = {
+    ("drain", "scope_not_quiesced"): "quiesce it first: anvil router quiesce",
+    ("readmit", "scope_not_quiesced"): "it takes requests already",
+}
+"""What to do about a refusal, where that depends on what was asked."""
+
 MARGIN: Final = 30.0
 """Seconds that a drain's answer may come after its own timeout."""
 
@@ -71,7 +79,7 @@ def _change(action: str, arguments: Arguments) -> Outcome:
             else shape(answer.body)
         )
     except RouterFault as fault:
-        return _refusal(fault, shape)
+        return _refusal(fault, action, _scope_words(tier, member))
     if not _is_answer_to(data, action=action, tier=tier, member=member, applied=confirmed):
         return failed("malformed_answer", online=True)
     assert isinstance(data, Mapping)
@@ -85,11 +93,28 @@ def _change(action: str, arguments: Arguments) -> Outcome:
     )
 
 
-def _refusal(fault: RouterFault, shape: shapes.Shape) -> Outcome:
+def _refusal(fault: RouterFault, action: str, scope: str) -> Outcome:
     """The router's refusal, with the result that it gave (why a readmit was refused), if it gave one."""
-    data = shape(fault.body) if fault.body is not None and "result" in fault.body else None
-    lines = tuple(_change_lines(data, fault.code)) if isinstance(data, Mapping) else ()
-    return refusal_of(fault, data=data, lines=lines)
+    found = shapes.transition(action)(fault.body) if fault.body and "result" in fault.body else None
+    data = found if isinstance(found, Mapping) else None
+    result = shapes.table_of(data, "result") if data is not None else {}
+    hint = _NEXT.get((action, fault.code))
+    line = Fault(fault.code, hint=hint).line
+    why = result.get("reason")
+    if action == "readmit" and isinstance(why, str) and fault.code == "readmit_refused":
+        line = f"it stays quiesced: {wording.readmit(why)} ({why}); {HINTS['readmit_refused']} ({fault.code})"
+    row = _row_in(action, result)
+    shown = (f"{action} {scope}: {line}", *((f"  {scope} is {_words(row)}",) if row else ()))
+    # Without a body nothing was refused that is about the scope: no answer, no key, no right.
+    return refusal_of(fault, hint=hint, data=data, lines=shown if fault.body else ())
+
+
+def _row_in(action: str, result: Mapping[str, Json]) -> Mapping[str, Json]:
+    """The scope's own row in a result that has one; else an empty one."""
+    if action == "readmit":
+        return {}
+    row = shapes.table_of(result, "snapshot") if action == "drain" else result
+    return row if row.get("state") is not None else {}
 
 
 def _is_answer_to(data: Json, *, action: str, tier: str, member: str | None, applied: bool) -> bool:
@@ -175,20 +200,24 @@ def _words(row: Mapping[str, Json]) -> str:
     return words
 
 
+def _scope_words(tier: Json, member: Json) -> str:
+    return f"{tier}" if member is None else f"{tier}/{member}"
+
+
 def _change_lines(data: Mapping[str, Json], code: str | None) -> Iterator[str]:
-    scope = f"{data['tier_id']}" + (f"/{data['member_id']}" if data.get("member_id") is not None else "")
+    scope = _scope_words(data["tier_id"], data.get("member_id"))
     action = data.get("action")
     result = data.get("result")
     if not isinstance(result, Mapping):
         yield f"preview: {action} {scope}; nothing was changed, --confirm does it"
         return
-    detail = ""
     if action == "readmit":
-        detail = f" ({result.get('reason')})"
-    row = result.get("snapshot") if action == "drain" else result
-    if action != "readmit" and isinstance(row, Mapping):
-        detail = f": {_words(row)}"
+        why = result.get("reason")
+        detail = f": {wording.readmit(why)} ({why})" if isinstance(why, str) else ""
+    else:
+        row = _row_in(f"{action}", result)
+        detail = f": {_words(row)}" if row else ""
     if code is None:
         yield f"{action} {scope}: done{detail}"
     else:
-        yield f"{action} {scope}: {Fault(code).message}{detail}"
+        yield f"{action} {scope}: {Fault(code).line}{detail}"

@@ -68,6 +68,7 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="Validate a configuration and make exactly those bytes the active snapshot.",
         reach="router-or-offline",
         run=install.install_config,
+        needs="configure",
         options=(
             *_DOCUMENTS,
             Option(
@@ -83,6 +84,7 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="Admission and readiness of every tier, one tier or one member.",
         reach="router",
         run=transitions.status,
+        needs="operate",
         options=(Option(name="tier", form=spec.ID, help="one tier"), _MEMBER),
     ),
     Command(
@@ -90,6 +92,7 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="Stop new requests to a tier or a member; running ones go on.",
         reach="router",
         run=transitions.quiesce,
+        needs="operate",
         options=_TRANSITION,
         mutates=True,
     ),
@@ -98,6 +101,7 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="Wait until a quiesced tier or member has no running request; nothing is cancelled.",
         reach="router",
         run=transitions.drain,
+        needs="operate",
         options=_TRANSITION,
         mutates=True,
     ),
@@ -106,6 +110,7 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="Verify a quiesced tier or member and let requests in again.",
         reach="router",
         run=transitions.readmit,
+        needs="operate",
         options=_TRANSITION,
         mutates=True,
     ),
@@ -114,12 +119,14 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="Version, uptime, active snapshot, ownership of the ledger.",
         reach="router",
         run=readers.status,
+        needs="observe",
     ),
     Command(
         words=("router", "capacity"),
         summary="Capacity, readiness and load of the tiers.",
         reach="router",
         run=readers.capacity,
+        needs="observe",
         options=(Option(name="model", form=spec.ALIAS, help="the tier of one alias"),),
     ),
     Command(
@@ -127,6 +134,7 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="The newest routing decisions.",
         reach="router",
         run=readers.decisions,
+        needs="observe",
         options=(_LIMIT,),
     ),
     Command(
@@ -134,6 +142,7 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="Why an alias would be served or refused now.",
         reach="router",
         run=readers.explain,
+        needs="observe",
         options=(Option(name="model", form=spec.ALIAS, required=True, help="the alias"),),
     ),
     Command(
@@ -141,12 +150,14 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="A live table of tiers and members; with --json one reading.",
         reach="router",
         run=watch.watch,
+        needs="observe",
     ),
     Command(
         words=("promote",),
         summary="Move a direct tier to another resource of the topology, verify it there and readmit it.",
         reach="router",
         run=promote.promote,
+        needs="configure",
         options=(
             Option(name="tier", form=spec.ID, help="the tier; a direct one"),
             Option(name="resource", form=spec.ID, help="the resource to serve it from"),
@@ -161,6 +172,7 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="Make an API key and print it, once.",
         reach="router",
         run=keys.create,
+        needs="configure",
         options=(
             Option(name="name", form=spec.NAME, required=True, help="whose key it is"),
             Option(name="scopes", form=spec.KEY_SCOPES, required=True, help="what it may be used for"),
@@ -174,12 +186,14 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="The API keys, without their secrets.",
         reach="router",
         run=keys.listing,
+        needs="configure",
     ),
     Command(
         words=("keys", "revoke"),
         summary="End an API key at once.",
         reach="router",
         run=keys.revoke,
+        needs="configure",
         options=(Option(name="id", form=spec.NUMBER, required=True, help="the key"),),
         mutates=True,
     ),
@@ -188,12 +202,14 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="Print what is quiesced as an intent document.",
         reach="router",
         run=intent.export,
+        needs="configure",
     ),
     Command(
         words=("admission", "import"),
         summary="Quiesce what an intent document says.",
         reach="router",
         run=intent.load,
+        needs="configure",
         options=(Option(name="file", form=spec.PATH, required=True, help="the intent document (JSON)"),),
         mutates=True,
     ),
@@ -202,6 +218,7 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         summary="Print the newest decisions, one JSON object a line, oldest first.",
         reach="router",
         run=readers.export,
+        needs="observe",
         options=(
             _LIMIT,
             Option(name="jsonl", help="JSON lines, which is the default", excludes="json"),

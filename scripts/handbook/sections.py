@@ -175,7 +175,8 @@ def _commands() -> str:
 def _command(command: Mapping[str, Any]) -> Iterator[str]:
     yield f"## anvil {command['command']}"
     previews = " Previews, unless `--confirm` is given." if command["mutates"] else ""
-    yield f"{command['summary']} {_REACH[command['reach']]}{previews}"
+    needs = "" if command["needs"] is None else f" The key needs the scope {command['needs']}."
+    yield f"{command['summary']} {_REACH[command['reach']]}{needs}{previews}"
     options = [option for option in command["options"] if option["name"] != "--json"]
     if options:
         lines = ["| Option | Value | What it is |", "|---|---|---|"]

@@ -198,7 +198,7 @@ async def operate(
         ({"action": "quiesce", "tier": "chat", "member": "member-z", "confirm": True}, "unknown_member"),
         ({"action": "quiesce", "tier": "absent", "confirm": True}, "unknown_tier"),
         ({"action": "quiesce", "tier": "direct", "member": "member-a", "confirm": True}, "direct_tier"),
-        ({"action": "drain", "tier": "chat", "confirm": True}, "conflict"),
+        ({"action": "drain", "tier": "chat", "confirm": True}, "scope_not_quiesced"),
         ({"action": "restart", "tier": "chat"}, "argument_invalid"),
         ({"action": "status", "url": "http://127.0.0.1"}, "argument_unknown"),
     ):

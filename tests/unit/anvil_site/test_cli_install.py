@@ -11,7 +11,7 @@ import pytest
 
 from anvil_site import offline
 from anvil_site.cli import install
-from anvil_site.cli.outcome import MESSAGES
+from anvil_site.cli.outcome import Fault
 from tests import corpus
 from tests.unit.anvil_site.cli_support import Anvil, FakeRouter
 
@@ -145,11 +145,15 @@ class TestThroughTheRouter:
         assert enveloped.envelope["data"]["applied"] is False
         assert enveloped.envelope["data"]["activation"] == {"scopes": scopes}
         assert enveloped.envelope["errors"] == [
-            {"code": "not_drained", "message": MESSAGES["not_drained"]},
+            {"code": "not_drained", "message": Fault("not_drained").message},
         ]
         shown = anvil(*words, "--confirm")
         assert (shown.code, shown.out) == (1, "")
-        assert shown.err == f"{MESSAGES['not_drained']}\n  pair\n"
+        assert shown.err == (
+            "router install-config: what changes still admits or still runs requests; nothing has changed; "
+            "drain it first (anvil router quiesce, then drain), or give --drain-timeout (not_drained)\n"
+            "  pair\n"
+        )
 
     @pytest.mark.parametrize("status", [401, 403, 409, 500, 503])
     def test_a_refused_upload_is_not_activated_and_never_goes_round_the_router(
@@ -197,7 +201,7 @@ class TestBeforeAnything:
         assert enveloped.code == 2
         assert enveloped.envelope["data"]["applied"] is False
         assert enveloped.envelope["data"]["validation"]["error_code"] == case.name
-        assert enveloped.envelope["errors"] == [{"code": case.name, "message": MESSAGES[case.name]}]
+        assert enveloped.envelope["errors"] == [{"code": case.name, "message": Fault(case.name).message}]
         shown = anvil("router", "install-config", *words)
         assert (shown.code, shown.out, shown.err) == (2, "", f"refused: {case.name}\n")
         assert str(case.config) not in enveloped.text + shown.text
@@ -262,7 +266,7 @@ class TestWithoutARouter:
         assert result.code == 1
         assert result.envelope["data"]["applied"] is False
         assert result.envelope["errors"] == [
-            {"code": "ledger_owned", "message": "another process owns the data directory"}
+            {"code": "ledger_owned", "message": Fault("ledger_owned").message}
         ]
 
     def test_a_database_error_says_nothing_of_itself(
@@ -276,4 +280,4 @@ class TestWithoutARouter:
             result = anvil(*words, "--confirm", *flags)
             assert result.code == 1
             assert "sqlite3" not in result.text
-            assert MESSAGES["offline_failed"] in result.text
+            assert Fault("offline_failed").message in result.text

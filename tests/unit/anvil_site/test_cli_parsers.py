@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from anvil_site.cli import app
-from anvil_site.cli.outcome import MESSAGES, Outcome
+from anvil_site.cli.outcome import Outcome
 from anvil_site.cli.spec import Arguments, Command, Option
 from anvil_site.cli.tree import LEAVES
 from tests.unit.anvil_site.cli_support import TOKEN, Anvil
@@ -18,6 +18,11 @@ from tests.unit.anvil_site.cli_support import TOKEN, Anvil
 PRIVATE = "/srv/private/host-7.example/sk-secret.toml"
 SECRET = "sk-secret-operand"
 COMMANDS = [leaf for leaf in LEAVES if isinstance(leaf, Command)]
+TEXTS = {
+    "usage_option_missing": "a required option is missing",
+    "usage_option_repeated": "an option was given twice",
+    "usage_option_invalid": "an option's value is not of its form",
+}
 VALID = {
     "PATH": "/nowhere/at/all.toml",
     "ID": "primary",
@@ -60,11 +65,22 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "LEAVES", guarded)
 
 
+def told(command: Command, code: str, option: str | None = None) -> str:
+    """A refusal's message: what is wrong, with which option, and what that takes; all of it declared."""
+    if option is None:
+        assert code == "usage_invalid"
+        return f"an argument is unknown or lacks its value; anvil {command.label} --help shows what it takes"
+    forms = {it.name: it.form for it in command.all_options}
+    form = forms[option]
+    takes = "" if form is None or code == "usage_option_repeated" else f"; it takes {form.rule}"
+    return f"{TEXTS[code]}: --{option}{takes}"
+
+
 def refused(anvil: Anvil, command: Command, *rest: str, code: str, option: str | None = None) -> None:
     """Exit 2 with exactly this error, in both forms of output, and nothing of the operands in either."""
-    message = MESSAGES[code] + ("" if option is None else f": --{option}")
+    message = told(command, code, option)
     shown = anvil(*command.words, *rest)
-    assert (shown.code, shown.out, shown.err) == (2, "", f"{command.label}: {message}\n")
+    assert (shown.code, shown.out, shown.err) == (2, "", f"{command.label}: {message} ({code})\n")
     enveloped = anvil(*command.words, *rest, "--json")
     assert enveloped.code == 2
     if "--json" not in rest:
@@ -123,7 +139,7 @@ class TestEveryCommand:
     def test_flag_with_a_value(self, anvil: Anvil, command: Command) -> None:
         result = anvil(*command.words, *required(command), f"--json={SECRET}")
         assert (result.code, result.out) == (2, "")
-        assert result.err == f"{command.label}: {MESSAGES['usage_invalid']}\n"
+        assert result.err == f"{command.label}: {told(command, 'usage_invalid')} (usage_invalid)\n"
 
     def test_missing_required_option(self, anvil: Anvil, command: Command) -> None:
         missing = [option for option in command.all_options if option.required]
@@ -182,7 +198,7 @@ def test_a_value_of_the_wrong_form_is_refused_before_the_command_runs(anvil: Anv
             assert result.envelope["errors"] == [
                 {
                     "code": "usage_option_invalid",
-                    "message": f"an option's value is not of its form: --{option.name}",
+                    "message": told(command, "usage_option_invalid", option.name),
                 }
             ]
 
@@ -192,17 +208,19 @@ class TestOutsideAnyCommand:
     def test_no_command(self, anvil: Anvil) -> None:
         result = anvil()
         assert (result.code, result.out) == (2, "")
-        assert result.err == "anvil: a command is missing; --help lists them\n"
+        assert result.err == "anvil: a command is missing; anvil --help lists them (usage_command_missing)\n"
 
     def test_a_group_alone(self, anvil: Anvil) -> None:
         result = anvil("router")
-        assert (result.code, result.err) == (2, "router: a command is missing; --help lists them\n")
+        text = "router: a command is missing; anvil router --help lists them (usage_command_missing)\n"
+        assert (result.code, result.err) == (2, text)
 
     @pytest.mark.parametrize("argv", [[PRIVATE], ["router", PRIVATE], ["--json", PRIVATE], ["--" + SECRET]])
     def test_an_unknown_command_is_not_echoed(self, anvil: Anvil, argv: list[str]) -> None:
         result = anvil(*argv)
         assert result.code == 2
-        assert "usage_command_unknown" in result.text or MESSAGES["usage_command_unknown"] in result.text
+        assert "usage_command_unknown" in result.text
+        assert "there is no such command; anvil" in result.text
         assert PRIVATE not in result.text
         assert SECRET not in result.text
 

@@ -1,10 +1,11 @@
 """``anvil promote``: what is asked of the router, and how its answers are told."""
 
+import re
 from typing import Any
 
 import pytest
 
-from anvil_site.cli.outcome import MESSAGES
+from anvil_site.cli.outcome import Fault
 from tests.unit.anvil_site.cli_support import Anvil, FakeRouter
 
 pytestmark = pytest.mark.requirement("contract 5 promote")
@@ -80,7 +81,7 @@ def test_bad_input_is_refused_before_anything_is_asked(
 ) -> None:
     result = anvil(*words)
     assert (result.code, result.out) == (2, "")
-    assert result.err == f"promote: {MESSAGES[code]}: --{option}\n"
+    assert re.fullmatch(rf"promote: .*: --{option}(; .*)? \({code}\)\n", result.err)
     assert router.asked == []
 
 
@@ -116,7 +117,8 @@ def test_a_refusal_shows_the_promotion_and_what_to_do_next(anvil: Anvil, router:
     result = anvil(*MOVE, "--confirm")
     assert (result.code, result.out) == (1, "")
     assert result.err.splitlines() == [
-        MESSAGES["restore_not_persisted"],
+        "promote: what changed could not be verified and stays quiesced; the pointer could not be moved "
+        "back; see why: anvil router transition-status (restore_not_persisted)",
         "  promote begun",
         "primary to llm-b: stopped",
         NEXT,
@@ -138,7 +140,8 @@ def test_the_guards_fixed_code_is_rendered_and_the_exit_is_not_zero(
         router.answer("POST", PATH, 409, {"error": {"code": code, "message": code}})
         result = anvil(*words)
         assert (result.code, result.out) == (1, "")
-        assert result.err.startswith(f"promote: {code}: ")
+        assert result.err.startswith("promote: ")
+        assert result.err.endswith(f" ({code})\n")
         assert "primary" not in result.err
 
 
@@ -155,4 +158,4 @@ def test_an_answer_to_something_else_is_none(anvil: Anvil, router: FakeRouter, b
     router.answer("POST", PATH, 200, body)
     result = anvil(*MOVE)
     assert result.code == 1
-    assert result.err == f"promote: {MESSAGES['malformed_answer']}\n"
+    assert result.err == f"promote: {Fault('malformed_answer').line}\n"

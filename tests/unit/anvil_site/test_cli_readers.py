@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from anvil_site.cli import shapes, watch
-from anvil_site.cli.outcome import MESSAGES
 from tests.unit.anvil_site.cli_support import TOKEN, Anvil, FakeRouter
 
 RECORD = {
@@ -63,13 +62,18 @@ class TestEveryReader:
     ) -> None:
         for _ in range(2):
             router.answer("GET", path, 403, {"error": {"code": "x", "message": "http://10.0.0.7"}})
+        scope = "configure" if words[0] in ("keys", "admission") else "observe"
+        message = (
+            "the key in ANVIL_TOKEN lacks the scope; "
+            f"this needs {scope}; who may configure can make one: anvil keys create"
+        )
         enveloped = anvil(*words, "--json")
         assert enveloped.code == 1
         assert enveloped.envelope["data"] is None
-        assert enveloped.envelope["errors"] == [{"code": "forbidden", "message": MESSAGES["forbidden"]}]
+        assert enveloped.envelope["errors"] == [{"code": "forbidden", "message": message}]
         shown = anvil(*words)
         assert (shown.code, shown.out) == (1, "")
-        assert shown.err == f"{' '.join(words[:2])}: {MESSAGES['forbidden']}\n"
+        assert shown.err == f"{' '.join(words[:2])}: {message} (forbidden)\n"
 
     def test_an_answer_beyond_any_bound_is_malformed(
         self, anvil: Anvil, router: FakeRouter, words: tuple[str, ...], path: str
@@ -236,9 +240,10 @@ class TestKeys:
         assert [(asked.method, asked.path) for asked in router.asked] == [("DELETE", "/v1/admin/keys/7")]
 
     def test_revoke_of_an_unknown_key(self, anvil: Anvil, router: FakeRouter) -> None:
-        router.answer("DELETE", "/v1/admin/keys/7", 404, {})
+        router.answer("DELETE", "/v1/admin/keys/7", 404, {"error": {"code": "unknown_key"}})
         result = anvil("keys", "revoke", "--id", "7", "--confirm")
-        assert (result.code, result.err) == (1, "keys revoke: the router knows no such thing\n")
+        text = "keys revoke: there is no such key; anvil keys list shows them (unknown_key)\n"
+        assert (result.code, result.err) == (1, text)
 
     def test_revoke_without_confirm_asks_nobody(self, anvil: Anvil, router: FakeRouter) -> None:
         result = anvil("keys", "revoke", "--id", "7")

@@ -113,7 +113,11 @@ class TestInit:
             lock.release()
         assert second.returncode == 1
         assert json.loads(second.stdout)["errors"] == [
-            {"code": "ledger_owned", "message": "another process owns the data directory"}
+            {
+                "code": "ledger_owned",
+                "message": "another process owns the data directory; "
+                "set ANVIL_URL and ANVIL_TOKEN to ask that one, or stop it first",
+            }
         ]
 
     def test_a_directory_in_use_is_not_touched(self, tmp_path: Path) -> None:
@@ -123,7 +127,10 @@ class TestInit:
         (data / "anvil.sqlite3").write_bytes(b"something")
         result = run(tmp_path, "init", **ADMIN)
         assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr == "init: the data directory is in use already; nothing was changed\n"
+        assert result.stderr == (
+            "init: the data directory is in use already; nothing was changed; name another in ANVIL_DATA, "
+            "or start this one: anvil serve (already_initialised)\n"
+        )
         assert [path.name for path in data.iterdir()] == ["anvil.sqlite3"]
         assert (data / "anvil.sqlite3").read_bytes() == b"something"
         assert stat.S_IMODE(data.stat().st_mode) == 0o755
@@ -153,7 +160,8 @@ class TestInit:
         result = run(tmp_path, "init", **ADMIN, DATABASE_URL=url)
         assert (result.returncode, result.stdout) == (1, "")
         assert result.stderr == (
-            "init: the data directory could not be set up and is as before; ANVIL_TRACEBACK=1 shows why\n"
+            "init: the data directory could not be set up and is as before; ANVIL_TRACEBACK=1 shows why "
+            "(init_failed)\n"
         )
         assert list((tmp_path / "var").iterdir()) == []
 

@@ -17,16 +17,17 @@ from tests.unit.anvil_site.cli_support import Anvil, Result
 
 LABEL = "topology validate-router-config"
 PRIVATE_DIRECTORY = "host-7.private.example"
+CHECK = "anvil router check, with the same options, shows each fault with its place and value"
 MESSAGES = {
-    "config_too_large": "a document is larger than 1 MiB",
+    "config_too_large": "the router configuration is larger than 1 MiB",
     "router_config_invalid": "the router configuration can't be read or breaks a rule",
     "topology_invalid": "the topology or its overlay can't be read or breaks a rule",
     "replica_resource_missing": "a replica member's resource is not in the topology",
-    "replica_resource_reused": "two replica members name the same resource",
-    "replica_host_mismatch": "a replica member's resource belongs to another host",
+    "replica_resource_reused": "a resource is used by more than one replica member",
+    "replica_host_mismatch": "a replica member's resource is not on its declared host",
     "replica_endpoint_missing": "a replica member's resource has no endpoint",
     "replica_endpoint_mismatch": "a replica member's URL is not its resource's endpoint",
-    "replica_host_split": "the members of one tier are not on one host",
+    "replica_host_split": "the members of a replica tier are not all on one host",
 }
 
 
@@ -85,7 +86,7 @@ def assert_refused(anvil: Anvil, words: list[str], code: str, digest: str | None
         "context": None,
         "data": refusal(code, digest),
         "warnings": [],
-        "errors": [{"code": code, "message": MESSAGES[code]}],
+        "errors": [{"code": code, "message": f"{MESSAGES[code]}; {CHECK}"}],
     }
     shown = anvil(*LABEL.split(), *words)
     assert (shown.code, shown.out, shown.err) == (2, "", f"refused: {code}\n")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from anvil_site.cli import transitions
-from anvil_site.cli.outcome import MESSAGES
+from anvil_site.cli.outcome import Fault
 from tests.unit.anvil_site.cli_support import TOKEN, Anvil, FakeRouter
 
 PATH = "/v1/admin/transition"
@@ -126,7 +126,6 @@ class TestStatus:
             (400, "direct_tier", "direct_tier"),
             (503, "not_configured", "not_configured"),
             (400, "anything", "refused"),
-            (403, "insufficient_scope", "forbidden"),
         ],
     )
     def test_refusals(self, anvil: Anvil, router: FakeRouter, status: int, named: str, code: str) -> None:
@@ -141,11 +140,11 @@ class TestStatus:
             "context": {"via": "router"},
             "data": None,
             "warnings": [],
-            "errors": [{"code": code, "message": MESSAGES[code]}],
+            "errors": [{"code": code, "message": Fault(code).message}],
         }
         shown = anvil(*words)
         assert (shown.code, shown.out) == (1, "")
-        assert shown.err == f"router transition-status: {MESSAGES[code]}\n"
+        assert shown.err == f"router transition-status: {Fault(code).line}\n"
         for result in (enveloped, shown):
             for private in ("other-tier", "member-x", "member-a"):
                 assert private not in result.text
@@ -243,7 +242,10 @@ class TestEveryChange:
     ) -> None:
         result = anvil("router", action, "--member", "member-a", "--confirm")
         assert result.code == 2
-        assert result.err == f"router {action}: a required option is missing: --tier\n"
+        assert result.err == (
+            f"router {action}: a required option is missing: --tier; "
+            "it takes a letter, then up to 63 letters, digits, _ or - (usage_option_missing)\n"
+        )
         assert router.asked == []
 
     @pytest.mark.parametrize(
@@ -278,7 +280,11 @@ class TestEveryChange:
         assert result.code == 1
         assert result.envelope["context"] is None
         assert result.envelope["errors"] == [
-            {"code": "router_unreachable", "message": "no router answers at ANVIL_URL"}
+            {
+                "code": "router_unreachable",
+                "message": "no router answers at ANVIL_URL; "
+                "start it (anvil serve), or say where it is (http://127.0.0.1:8000 when unset)",
+            }
         ]
 
 
@@ -297,7 +303,11 @@ class TestResults:
         router.answer("POST", PATH, 503, error("intent_not_persisted"))
         result = anvil("router", "quiesce", "--tier", "primary", "--confirm")
         assert (result.code, result.out) == (1, "")
-        assert result.err == "router quiesce: the scope is quiesced, but that could not be stored\n"
+        assert result.err == (
+            "quiesce primary: the scope is quiesced, but the database could not be brought to agree; a "
+            "restart may not keep it: see whether the database can be written to, then do it again "
+            "(intent_not_persisted)\n"
+        )
 
     def test_drain_that_ran_out_of_time(self, anvil: Anvil, router: FakeRouter) -> None:
         running = {**ADMISSION, "active_requests": 2}
@@ -312,7 +322,8 @@ class TestResults:
         shown = anvil("router", "drain", "--tier", "primary", "--confirm")
         assert (shown.code, shown.out) == (1, "")
         assert shown.err == (
-            "drain primary: leases were still running when the time was up; the scope stays quiesced: "
+            "drain primary: leases were still running when the time was up; the scope stays quiesced; "
+            "nothing was cancelled; drain it again, with a longer --timeout if need be (drain_timed_out): "
             "quiesced (kernel-upgrade), 2 active of 8\n"
         )
 
@@ -327,11 +338,16 @@ class TestResults:
         assert enveloped.envelope["data"]["result"]["reason"] == "identity_mismatch"
         assert enveloped.envelope["data"]["result"]["readmitted"] is False
         assert enveloped.envelope["errors"] == [
-            {"code": "conflict", "message": "the state of the scope does not allow it"}
+            {
+                "code": "readmit_refused",
+                "message": "the scope stays quiesced: it could not be verified; "
+                "run it again when that is mended",
+            }
         ]
         shown = anvil(*words)
         assert shown.err == (
-            "readmit primary/member-a: the state of the scope does not allow it (identity_mismatch)\n"
+            "readmit primary/member-a: it stays quiesced: it serves another model than the expected one "
+            "(identity_mismatch); run it again when that is mended (readmit_refused)\n"
         )
 
     def test_readmit_of_a_tier_without_identity(self, anvil: Anvil, router: FakeRouter) -> None:
@@ -339,14 +355,18 @@ class TestResults:
         result = anvil("router", "readmit", "--tier", "primary", "--confirm")
         assert result.code == 1
         assert result.err == (
-            "router readmit: the tier has no identity to verify; --accept-unverified readmits it anyway\n"
+            "readmit primary: the scope stays quiesced: its tier has no identity to verify; "
+            "--accept-unverified readmits it anyway (identity_not_configured)\n"
         )
 
     def test_readmitted_unverified_is_said(self, anvil: Anvil, router: FakeRouter) -> None:
         done = {"readmitted": True, "reason": "readmitted_unverified", "status": {"tiers": [TIER]}}
         router.answer("POST", PATH, 200, applied("readmit", done))
         result = anvil("router", "readmit", "--tier", "primary", "--accept-unverified", "--confirm")
-        assert (result.code, result.out) == (0, "readmit primary: done (readmitted_unverified)\n")
+        assert result.code == 0
+        assert result.out == (
+            "readmit primary: done: nothing could be verified, which you accepted (readmitted_unverified)\n"
+        )
 
 
 @pytest.mark.requirement("C-T009")

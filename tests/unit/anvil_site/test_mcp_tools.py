@@ -9,7 +9,7 @@ import pytest
 
 from anvil_site.cli import client as request_function
 from anvil_site.cli import readers, transitions
-from anvil_site.cli.outcome import MESSAGES
+from anvil_site.cli.outcome import Fault
 from anvil_site.mcp import tools
 from anvil_site.mcp.catalog import TOOLS
 from anvil_site.mcp.tools import Result, call_tool
@@ -251,11 +251,11 @@ def test_status_reads_all_tiers_one_or_one_member(
         (404, "unknown_tier", "unknown_tier"),
         (404, "unknown_member", "unknown_member"),
         (400, "direct_tier", "direct_tier"),
-        (409, "readmit_refused", "conflict"),
+        (409, "readmit_refused", "readmit_refused"),
         (409, "identity_not_configured", "identity_not_configured"),
         (401, "invalid_api_key", "unauthorised"),
         (403, "insufficient_scope", "forbidden"),
-        (503, "not_ledger_owner", "router_unavailable"),
+        (503, "not_ledger_owner", "not_ledger_owner"),
         (503, "intent_not_persisted", "intent_not_persisted"),
         (500, "secret_word", "router_failed"),
     ],
@@ -267,7 +267,7 @@ def test_the_routers_refusals_are_errors_in_fixed_words(
     result = call_tool("router_transition", {**SCOPE, "confirm": True})
     assert result.is_error
     assert codes(result) == [expected]
-    assert messages(result) == [MESSAGES[expected]]
+    assert messages(result) == [Fault(expected).message]
     assert "secret" not in json.dumps(result.envelope)
 
 

@@ -18,7 +18,7 @@ from routing.dialects import DIALECTS
 from routing.dialects.base import Failure, RequestError, Target
 from routing.http1 import ResponseParser
 from routing.rendering import config_document, render, topology_document
-from routing.snapshot import _TEXTS, SnapshotError, validate_snapshot
+from routing.snapshot import CODE_TEXTS, SnapshotError, validate_snapshot
 from routing.sse import EventFramer, read_block
 from routing.topology import Topology, TopologyError, parse_topology
 from telemetry.engine_metrics import MAX_COUNT, MetricsStatus, parse_engine_metrics
@@ -74,7 +74,7 @@ def snapshot(data: bytes) -> None:
     try:
         made = validate_snapshot(first, second or None)
     except SnapshotError as error:
-        assert str(error) == _TEXTS[error.code]
+        assert str(error) == CODE_TEXTS[error.code]
         assert error.__cause__ is error.__context__ is None
         return
     assert made.config_bytes == first

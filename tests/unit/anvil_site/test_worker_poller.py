@@ -17,7 +17,7 @@ from gunicorn.config import Config
 from anvil_site import worker as module
 from anvil_site.executor import Executor
 from anvil_site.incoming import BODY_MIN_RATE, BODY_SILENCE
-from anvil_site.worker import HEAD_SECONDS, LINGER_SECONDS, AnvilWorker, Budget, Connection
+from anvil_site.worker import BODY_TURN, HEAD_SECONDS, LINGER_SECONDS, AnvilWorker, Budget, Connection
 from routing.dialects.base import Failure
 from routing.gateway import Reply
 from routing.views import CAN_DETACH, SERVER_BUSY, Unanswered
@@ -646,6 +646,52 @@ def test_a_loop_that_does_not_turn_is_told_of(
         worker._turn(0.01)
         clock.ahead += 1.0
     assert caplog.messages == ["the relay loop has not turned for 7 seconds"]
+
+
+@pytest.mark.requirement("house-2")
+def test_a_full_budget_makes_room_by_the_body_that_has_been_incomplete_for_longest(
+    worker: Driven, clock: Clock, connect: Callable[[], socket.socket]
+) -> None:
+    """Whoever holds bytes and does not go on keeps nobody out for as long as a body may take."""
+    held = request(b"x" * 40_000)[:-1]
+    worker._bodies = Budget(90_000)
+    oldest, older = connect(), connect()
+    send(worker, oldest, held)
+    clock.ahead += 0.5
+    send(worker, older, held)
+    clock.ahead += BODY_TURN - 1.0
+    newcomer = connect()
+    send(worker, newcomer, held)
+    # Nobody has had enough time yet: who comes too late is refused.
+    assert receive(worker, newcomer).startswith(b"HTTP/1.1 503 ")
+    assert worker._bodies.held == 2 * (40_000 - 1)
+
+    clock.ahead += 0.6
+    newcomer = connect()
+    send(worker, newcomer, request(b"y" * 30_000))
+
+    assert receive(worker, newcomer).startswith(b"HTTP/1.1 200 ")
+    assert receive(worker, oldest).startswith(b"HTTP/1.1 503 ")
+    send(worker, older, b"x")
+    assert receive(worker, older).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.requirement("house-2")
+def test_a_body_that_goes_on_takes_no_room_from_one_that_came_after_it(
+    worker: Driven, clock: Clock, connect: Callable[[], socket.socket]
+) -> None:
+    worker._bodies = Budget(60_000)
+    first, second = connect(), connect()
+    send(worker, first, request(b"x" * 40_000)[:-20_000])
+    clock.ahead += 0.1
+    send(worker, second, request(b"y" * 39_000)[:-1])
+    clock.ahead += BODY_TURN
+
+    send(worker, first, b"x" * 19_999)
+
+    assert receive(worker, first).startswith(b"HTTP/1.1 503 ")
+    send(worker, second, b"y")
+    assert receive(worker, second).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_budget_never_holds_more_than_its_limit() -> None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.http import HttpRequest
+from django.utils.text import capfirst
 
 from admission.models import AdmissionIntent
 
@@ -16,6 +17,11 @@ else:
 
 class ReadOnlyAdmin(ModelAdmin):
     """A list and a page of each row; nobody adds, changes or deletes one here."""
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        """Under the name of what is listed: there is nothing to select it for."""
+        title = capfirst(str(self.opts.verbose_name_plural))
+        return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

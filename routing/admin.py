@@ -1,5 +1,6 @@
 """Snapshots, API keys and the audit trail in the admin; the working copy has a module of its own."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from django import forms
@@ -13,7 +14,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 
 from admission.admin import ReadOnlyAdmin
-from routing import keys, working_copy_admin  # noqa: F401 - its import registers the working copy
+from routing import keys, wording, working_copy_admin  # noqa: F401 - its import registers the working copy
 from routing.access import Scope
 from routing.audit import Through
 from routing.models import ActiveSnapshot, ApiKey, AuditEntry, RouterSnapshot
@@ -148,19 +149,39 @@ class ApiKeyAdmin(ReadOnlyAdmin):
         return None
 
 
+class CodeFilter(admin.AllValuesFieldListFilter):
+    """The values that occur, written as people write them."""
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        for choice in super().choices(changelist):
+            yield {**choice, "display": wording.plain(str(choice["display"]))}
+
+
 @admin.register(AuditEntry)
 class AuditEntryAdmin(ReadOnlyAdmin):
     """What was done, by whom and why."""
 
     change_list_template = "console/wide_list.html"
-    list_display = [
-        *("at", "actor", "through", "action"),
-        *("tier_id", "member_id", "subject", "reason", "result"),
-    ]
-    list_filter = ["action", "through", "tier_id"]
+    list_display = ["at", "actor", "through", "did", "what", "reason", "ended"]
+    list_filter = [("action", CodeFilter), "through", "tier_id"]
     search_fields = ["actor", "subject", "reason", "tier_id", "member_id"]
     date_hierarchy = "at"
     show_full_result_count = False
+    fields = ["at", "actor", "through", "did", "what", "reason", "ended"]
+
+    @admin.display(description="action", ordering="action")
+    def did(self, entry: AuditEntry) -> str:
+        return wording.plain(entry.action)
+
+    @admin.display(description="scope or subject", ordering="tier_id")
+    def what(self, entry: AuditEntry) -> str:
+        """The tier or member, and the key, snapshot or resource, that the change was made to."""
+        scope = "/".join(filter(None, (entry.tier_id, entry.member_id)))
+        return ", ".join(filter(None, (scope, entry.subject)))
+
+    @admin.display(description="result", ordering="result")
+    def ended(self, entry: AuditEntry) -> str:
+        return wording.outcome(entry.result)
 
 
 @admin.register(RouterSnapshot)

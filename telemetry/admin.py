@@ -9,6 +9,8 @@ from django.template.loader import render_to_string
 from django.utils.html import format_html
 
 from admission.admin import ReadOnlyAdmin
+from routing import wording
+from routing.admin import CodeFilter
 from routing.templatetags.console import badge, seconds
 from telemetry.console import decision_page
 from telemetry.models import DecisionEntry
@@ -20,7 +22,7 @@ class DecisionEntryAdmin(ReadOnlyAdmin):
 
     change_list_template = "console/wide_list.html"
     list_display = (
-        *("recorded_at", "route", "scope", "became", "reason", "freshness"),
+        *("recorded_at", "route", "scope", "became", "why", "freshness"),
         *("tokens", "took", "request"),
     )
     list_filter = (
@@ -28,7 +30,7 @@ class DecisionEntryAdmin(ReadOnlyAdmin):
         "route",
         "requested_tier",
         "replica_member_id",
-        "reason",
+        ("reason", CodeFilter),
         "freshness",
     )
     search_fields = ("=request_id", "=workbench_run_id", "=task_id")
@@ -47,6 +49,12 @@ class DecisionEntryAdmin(ReadOnlyAdmin):
     def became(self, entry: DecisionEntry) -> str:
         return render_to_string("console/_badge.html", badge(entry.outcome))
 
+    @admin.display(description="reason", ordering="reason")
+    def why(self, entry: DecisionEntry) -> str:
+        """As people write it; its sentence is shown on pointing, and on the decision's page."""
+        told = wording.sentence(wording.attempt(entry.reason)) if entry.reason else ""
+        return format_html('<span title="{}">{}</span>', told, wording.plain(entry.reason))
+
     @admin.display(description="request id", ordering="request_id")
     def request(self, entry: DecisionEntry) -> str:
         """As much of it as tells requests apart; the rest is on the page of the decision."""
@@ -54,7 +62,7 @@ class DecisionEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(description="tokens in + out")
     def tokens(self, entry: DecisionEntry) -> str:
-        return f"{entry.prompt_tokens} + {entry.completion_tokens}"
+        return f"{entry.prompt_tokens:,} + {entry.completion_tokens:,}"
 
     @admin.display(description="took", ordering="latency_ms")
     def took(self, entry: DecisionEntry) -> str:

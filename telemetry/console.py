@@ -7,7 +7,7 @@ from django.http.response import HttpResponseBase
 
 from admission.identifiers import is_correlation_id, normalise_alias
 from admission.replica_scheduler import ReplicaScore
-from routing.console.pages import VIEW_FLEET, page, render
+from routing.console.pages import VIEW_FLEET, crumb, page, render
 from routing.projections import UnknownModelError
 from routing.router import live
 from telemetry import process
@@ -44,7 +44,14 @@ def decision_page(request: HttpRequest, entry: DecisionEntry, context: dict[str,
         request,
         "console/decision.html",
         f"Decision {entry.pk}",
-        {**context, "entry": entry, "explanation": explanation, "scores": rows},
+        {
+            **context,
+            "entry": entry,
+            "explanation": explanation,
+            "scores": rows,
+            "took": entry.latency_ms / 1000,
+        },
+        trail=[crumb("Decisions", "admin:telemetry_decisionentry_changelist")],
     )
 
 

@@ -121,7 +121,7 @@ def explain_model(state: RouterState, alias: str) -> ModelExplanation:
     refusing = [step for step in steps if step.result == "refuses" and step.step != "member"]
     if refusing:
         first = refusing[0]
-        summary = f"A request for {alias} is refused now: {first.scope}: {first.detail}."
+        summary = f"A request for {alias} is refused now by {first.scope}: {first.detail}."
     else:
         summary = f"A request for {alias} is served now: {steps[-1].detail}."
     return ModelExplanation(
@@ -144,7 +144,7 @@ def _process(state: RouterState) -> list[Step]:
     if state.places is not None:
         taken, limit = state.places
         result: Result = "passes" if taken < limit else "refuses"
-        steps.append(Step("front_door", "anvil", result, f"{taken} of {limit} places are taken"))
+        steps.append(Step("front_door", "anvil", result, f"{taken:,} of {limit:,} places are taken"))
     return steps
 
 
@@ -156,7 +156,7 @@ def _gates(state: RouterState, tier: Tier) -> list[Step]:
             "context",
             tier.id,
             "depends",
-            f"refuses over {tokens * BYTES_PER_TOKEN} bytes of text, a low estimate of {tokens} tokens",
+            f"refuses over {tokens * BYTES_PER_TOKEN:,} bytes of text, a low estimate of {tokens:,} tokens",
         ),
         _media(tier),
         Step("tools", tier.id, "passes", "tools are served")
@@ -164,7 +164,7 @@ def _gates(state: RouterState, tier: Tier) -> list[Step]:
         else Step("tools", tier.id, "depends", "refuses requests with tools"),
     ]
     limit = tier.max_output_tokens
-    output = "no limit" if limit is None else f"lowered to {limit} tokens where a request asks for more"
+    output = "no limit" if limit is None else f"lowered to {limit:,} tokens where a request asks for more"
     steps.append(Step("output", tier.id, "passes", output))
     if tier.model is None:
         known = completed(state.availability, tier.id).metadata is not None
@@ -181,7 +181,16 @@ def _media(tier: Tier) -> Step:
     estimates = (whole(policy, "image_tokens_estimate"), whole(policy, "video_tokens_estimate"))
     if images is None or videos is None or None in estimates:
         return Step("media", tier.id, "depends", "refuses images and videos: the policy is incomplete")
-    return Step("media", tier.id, "depends", f"refuses over {images} images or {videos} videos")
+    return Step(
+        "media",
+        tier.id,
+        "depends",
+        f"refuses over {_counted(images, 'image')} or {_counted(videos, 'video')}",
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _quiesce(snapshot: AdmissionSnapshot) -> Step:
@@ -200,8 +209,8 @@ def _ceiling(snapshot: AdmissionSnapshot, *, full: Result) -> Step:
 
 def _places(active: int, ceiling: int | None) -> str:
     if ceiling is None:
-        return f"{active} requests run, no ceiling"
-    return f"{active} of {ceiling} places are taken"
+        return f"{wording.count(active, 'request runs', 'requests run')}, no ceiling"
+    return f"{active:,} of {ceiling:,} places are taken"
 
 
 def _direct(state: RouterState, tier: Tier, snapshot: AdmissionSnapshot) -> list[Step]:
@@ -240,8 +249,8 @@ def _member(
     words.append(_places(member.active_requests, ceiling))
     sample = pressure.get(member.member_id)
     if sample is not None:
-        ppm = "" if sample.pressure_ppm is None else f", {sample.pressure_ppm} ppm"
-        words.append(f"pressure {sample.freshness.value}{ppm}")
+        known = "" if sample.pressure_ppm is None else f"{sample.pressure_ppm / 10_000:.1f} %, "
+        words.append(f"pressure {known}{sample.freshness.value}")
     scope = f"{tier.id}/{member.member_id}"
     return Step("member", scope, "passes" if open_ else "refuses", "; ".join(words))
 
@@ -299,8 +308,8 @@ def _choice(scores: tuple[ReplicaScore, ...]) -> str:
         )
     if winner.upstream_pressure_ppm != second.upstream_pressure_ppm:
         return (
-            f"{equal}; {name} had the lower pressure: {winner.upstream_pressure_ppm} against "
-            f"{second.upstream_pressure_ppm} ppm."
+            f"{equal}; {name} had the lower pressure: {winner.upstream_pressure_ppm:,} against "
+            f"{second.upstream_pressure_ppm:,} ppm."
         )
     known = "of equal pressure" if winner.freshness is PressureFreshness.FRESH else "of unknown pressure"
     return f"{equal} and {known}; it was the turn of {name}."

@@ -16,7 +16,7 @@ from routing.audit import Through
 from routing.console import effects
 from routing.console.fleet import ScopeId, ScopeView, TierCard
 from routing.console.forms import REASONS, DrainForm, QuiesceForm, ReadmitForm
-from routing.console.pages import VIEW_FLEET, actor_of, page, refused, render
+from routing.console.pages import VIEW_FLEET, Crumb, actor_of, crumb, page, refused, render
 from routing.console.scopes import address, look_up, requested
 from routing.models import AuditEntry
 from routing.permissions import OPERATE_TIER
@@ -25,6 +25,8 @@ from routing.router import Router, live
 from routing.transitions import TransitionError
 
 RECENT_ENTRIES: Final = 8
+MAX_NAMED: Final = 4
+"""Scopes that a heading names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def _scopes(request: HttpRequest, template: str) -> HttpResponse:
         "entries": _recent(wanted),
         "live_url": address("scopes-live", wanted),
     }
-    return render(request, template, _title("", wanted), context)
+    return render(request, template, _names(wanted), context, trail=_trail(wanted))
 
 
 @page(OPERATE_TIER, "POST")
@@ -173,7 +175,9 @@ def _confirm(
         "back_url": address("scopes", wanted),
         "unverifiable": any(_is_unverifiable(router, scope) for scope in wanted),
     }
-    return render(request, "console/transition.html", _title(verb, wanted), context)
+    trail = [*_trail(wanted), (_names(wanted), address("scopes", wanted))]
+    title = f"{verb.capitalize()} {_names(wanted)}"
+    return render(request, "console/transition.html", title, context, trail=trail, here=verb.capitalize())
 
 
 def _carry_out(router: Router, scope: ScopeId, do: Do) -> Outcome:
@@ -223,6 +227,17 @@ def _offers(views: Sequence[ScopeView], wanted: Sequence[ScopeId]) -> list[tuple
     return [(verb, address(verb, wanted)) for verb, fits in verbs.items() if fits]
 
 
-def _title(verb: str, wanted: Sequence[ScopeId]) -> str:
-    what = str(wanted[0]) if len(wanted) == 1 else f"{len(wanted)} scopes"
-    return f"{verb.capitalize()} {what}" if verb else what
+def _names(wanted: Sequence[ScopeId]) -> str:
+    """The scopes in a heading; more than a few of them are counted."""
+    if len(wanted) > MAX_NAMED:
+        return wording.count(len(wanted), "scope")
+    return wording.listed([str(scope) for scope in wanted])
+
+
+def _trail(wanted: Sequence[ScopeId]) -> list[Crumb]:
+    """The pages above one about these scopes: the fleet, and the tier of a single member."""
+    trail = [crumb("Fleet", "console:fleet")]
+    if len(wanted) == 1 and wanted[0].member_id is not None:
+        tier = ScopeId(wanted[0].tier_id)
+        trail.append((str(tier), address("scopes", [tier])))
+    return trail

@@ -1,7 +1,7 @@
 """Documents and rows on their way to being served: import, publish, compare, activate, load back."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -17,7 +17,7 @@ from routing.activation import Step
 from routing.activation_plan import Scope, ScopeChange
 from routing.audit import Through
 from routing.console.forms import ActivateForm, ImportForm
-from routing.console.pages import EDIT_WORKING_COPY, VIEW_SNAPSHOTS, actor_of, page, refused, render
+from routing.console.pages import EDIT_WORKING_COPY, VIEW_SNAPSHOTS, actor_of, crumb, page, refused, render
 from routing.console.places import line_of, read_places
 from routing.document_faults import DocumentFault, document_faults
 from routing.models import ActiveSnapshot, RouterSnapshot
@@ -108,7 +108,7 @@ def import_documents(request: HttpRequest) -> HttpResponseBase:
     """Take documents from files: their faults, or the page of the capture."""
     form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()
     if not form.is_valid():
-        return render(request, "console/import.html", "Import a TOML file", {"form": form})
+        return _render(request, "console/import.html", "Import a TOML file", {"form": form})
     names = {name: str(getattr(upload, "name", name)) for name, upload in request.FILES.items()}
     documents: tuple[bytes, bytes | None, bytes | None] = (
         form.cleaned_data["config"],
@@ -119,7 +119,7 @@ def import_documents(request: HttpRequest) -> HttpResponseBase:
     if found:
         lines = list(_fault_lines(found[:MAX_FAULTS], documents, names))
         context = {"form": form, "faults": lines, "more": len(found) > MAX_FAULTS}
-        return render(request, "console/import.html", "Import a TOML file", context)
+        return _render(request, "console/import.html", "Import a TOML file", context)
     return _uploaded(request, documents)
 
 
@@ -127,21 +127,23 @@ def import_documents(request: HttpRequest) -> HttpResponseBase:
 def publish(request: HttpRequest) -> HttpResponseBase:
     """The working copy's faults, or how it differs from what is active; POST captures it."""
     copy = WorkingCopy.read()
-    found = copy.faults()
     title = "Publish the working copy"
+    if copy.is_empty:
+        return _render(request, "console/publish.html", title, {"is_empty": True})
+    found = copy.faults()
     if found:
         context: dict[str, object] = {
             "faults": [_row_fault(fault) for fault in found[:MAX_FAULTS]],
             "more": len(found) > MAX_FAULTS,
         }
-        return render(request, "console/publish.html", title, context)
+        return _render(request, "console/publish.html", title, context)
     if request.method == "POST":
         return _captured(
             request, lambda: working_copy.publish(actor=actor_of(request), through=Through.CONSOLE)
         )
     candidate = validate_snapshot(*copy.render(), None)
     difference = publishing.diff(active_snapshot(), candidate)
-    return render(request, "console/publish.html", title, _difference(difference))
+    return _render(request, "console/publish.html", title, _difference(difference))
 
 
 @page(ACTIVATE_SNAPSHOT, "POST")
@@ -230,7 +232,8 @@ def load(request: HttpRequest, snapshot_id: int) -> HttpResponseBase:
     copy = WorkingCopy.read()
     unpublished = not copy.is_empty and copy.differs_from(active_snapshot())
     if unpublished and "confirm" not in request.POST:
-        return render(request, "console/load.html", f"Load snapshot {row.pk}", {"row": row})
+        title = f"Load snapshot {row.pk}"
+        return _render(request, "console/load.html", title, {"row": row}, snapshot_id=row.pk)
     try:
         with transaction.atomic():
             working_copy.load_snapshot_into_working_copy(row)
@@ -266,7 +269,7 @@ def _snapshot_page(request: HttpRequest, row: RouterSnapshot, form: ActivateForm
     else:
         context |= _difference(publishing.diff(active_snapshot(), candidate), preview.not_at_rest)
         context["not_at_rest"] = [_scope_text(scope) for scope in preview.not_at_rest]
-    return render(request, "console/snapshot.html", f"Snapshot {row.pk}", context)
+    return _render(request, "console/snapshot.html", f"Snapshot {row.pk}", context)
 
 
 # Activation --------------------------------------------------------------------------------------------
@@ -320,7 +323,8 @@ def _activation(request: HttpRequest, template: str) -> HttpResponse:
         "at_fault": [_fault_of_scope(entry) for entry in scopes] if isinstance(scopes, list) else [],
         "waiting": list(_waiting(router, job)) if outcome is None else [],
     }
-    return render(request, template, f"Activation of snapshot {job.snapshot_id}", context)
+    title = f"Activation of snapshot {job.snapshot_id}"
+    return _render(request, template, title, context, snapshot_id=job.snapshot_id)
 
 
 def _step_line(step: Step) -> StepLine:
@@ -364,6 +368,21 @@ def _fault_of_scope(entry: object) -> str:
 
 
 # Parts -------------------------------------------------------------------------------------------------
+
+
+def _render(
+    request: HttpRequest,
+    template: str,
+    title: str,
+    context: Mapping[str, object],
+    *,
+    snapshot_id: int | None = None,
+) -> HttpResponse:
+    """A page below the overview, or below that of a snapshot."""
+    trail = [crumb("Configuration", "console:configuration")]
+    if snapshot_id is not None:
+        trail.append(crumb(f"Snapshot {snapshot_id}", "console:snapshot", snapshot_id))
+    return render(request, template, title, context, trail=trail)
 
 
 def active_snapshot() -> ValidatedSnapshot | None:
@@ -461,7 +480,8 @@ def _row_fault(found: WorkingCopyFault) -> FaultLine:
 
 
 def _row_text(row: Row) -> str:
-    return f"{row._meta.verbose_name} {row}"
+    kind, name = str(row._meta.verbose_name), str(row)
+    return name if name == kind else f"{kind} {name}"
 
 
 def _row_url(row: Row) -> str | None:

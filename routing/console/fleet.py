@@ -73,10 +73,23 @@ class Pressure:
         return None if self.ppm is None else self.ppm * 100 / PPM
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The places that are open to traffic: how many of them are taken, of how many (None: no ceiling)."""
+
+    taken: int
+    usable: int | None
+
+    @property
+    def is_full(self) -> bool:
+        return self.usable is not None and self.taken >= self.usable
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeView:
     """One tier or member at one instant. ``readiness`` of a replica tier is its best member's.
 
+    ``ceiling`` is what is configured; ``places`` counts only what members that serve now still offer of it.
     ``drain`` is the newest drain of the scope while the scope is still quiesced.
     """
 
@@ -85,6 +98,7 @@ class ScopeView:
     hold: Hold | None
     active: int
     ceiling: int | None
+    places: Places
     readiness: AvailabilityResult
     drain: DrainProgress | None
     flaps: int
@@ -105,7 +119,13 @@ class ScopeView:
 
     @property
     def is_full(self) -> bool:
-        return self.ceiling is not None and self.active >= self.ceiling
+        """Whether it is open, and no place in it is left."""
+        return self.state == "admitting" and self.places.is_full
+
+    @property
+    def elsewhere(self) -> int:
+        """Requests that still run at members which take no new ones."""
+        return self.active - self.places.taken
 
     @property
     def can_serve(self) -> bool:
@@ -242,6 +262,7 @@ class _Reader:
             hold=hold,
             active=snapshot.active_requests,
             ceiling=snapshot.max_concurrency,
+            places=_places(snapshot.active_requests, snapshot.max_concurrency, members),
             readiness=readiness,
             drain=drain,
             flaps=self._router.availability.flaps(tier.id, member_id),
@@ -284,6 +305,19 @@ def _state(snapshot: AdmissionSnapshot | MemberAdmissionSnapshot, can_serve: boo
     return "admitting" if can_serve else "not ready"
 
 
+def _places(active: int, ceiling: int | None, members: tuple[ScopeView, ...]) -> Places:
+    """What a scope offers: with members, no more than those of them that serve, nor than its own ceiling."""
+    able = [member for member in members if member.can_serve]
+    if not able:
+        return Places(active, ceiling)
+    taken = sum(member.active for member in able)
+    left = [] if ceiling is None else [max(0, ceiling - active)]
+    of_members = [max(0, member.ceiling - member.active) for member in able if member.ceiling is not None]
+    if len(of_members) == len(able):
+        left.append(sum(of_members))
+    return Places(taken, taken + min(left) if left else None)
+
+
 def _trouble(tier: ScopeView, members: tuple[ScopeView, ...], now: datetime.datetime) -> str | None:
     """Why no request to the tier would be let in now, in a sentence; None when one would."""
     if tier.hold is not None:
@@ -318,11 +352,9 @@ def _trouble(tier: ScopeView, members: tuple[ScopeView, ...], now: datetime.date
 
 
 def _fullness(tier: ScopeView, able: tuple[ScopeView, ...]) -> str | None:
-    if tier.is_full:
+    if tier.ceiling is not None and tier.active >= tier.ceiling:
         waits = "wait" if tier.id == able[0].id else "are refused"
-        return sentence(
-            f"all {count(tier.ceiling or 0, 'place')} of the tier are taken: new requests {waits}"
-        )
-    if all(member.is_full for member in able):
+        return sentence(f"all {count(tier.ceiling, 'place')} of the tier are taken: new requests {waits}")
+    if tier.places.is_full:
         return sentence("every member that is ready is at its ceiling: new requests are refused")
     return None

@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from routing.console.configuration import DEMO_BASE_PORT
-from routing.console.pages import VIEW_FLEET, page, render
+from routing.console.pages import VIEW_FLEET, crumb, page, render
 from routing.models import RouterSnapshot
 from routing.router import live
 from routing.working_copy import WorkingCopy
@@ -36,4 +36,6 @@ def show(request: HttpRequest) -> HttpResponse:
         "base_url": request.build_absolute_uri("/v1"),
         "alias": aliases[0] if aliases else "YOUR-ALIAS",
     }
-    return render(request, "console/guide.html", "First steps", context)
+    return render(
+        request, "console/guide.html", "First steps", context, trail=[crumb("Fleet", "console:fleet")]
+    )

@@ -1,6 +1,6 @@
 """What every page of the console shares: who may see it, and its two forms, whole page or fragment."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Concatenate, Final, ParamSpec
 
@@ -9,6 +9,7 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_http_methods
 from django_htmx.http import HttpResponseClientRefresh
@@ -19,10 +20,18 @@ from routing.refusals import Refused
 P = ParamSpec("P")
 View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
 
+Crumb = tuple[str, str]
+"""A page on the way to another: its name and its address."""
+
 VIEW_FLEET: Final = "routing.view_tier"
 """To look at the fleet and at the configuration; both groups have it."""
 VIEW_SNAPSHOTS: Final = "routing.view_routersnapshot"
 EDIT_WORKING_COPY: Final = "routing.change_tier"
+
+
+def crumb(name: str, view: str, *args: object) -> Crumb:
+    """The page of ``view`` as a part of a trail."""
+    return name, reverse(view, args=args)
 
 
 def page(permission: str, *methods: str) -> Callable[[View[P]], View[P]]:
@@ -65,9 +74,15 @@ def render(
     title: str,
     context: Mapping[str, object],
     *,
+    trail: Sequence[Crumb] = (),
+    here: str | None = None,
     status: int = 200,
 ) -> TemplateResponse:
-    """``template`` as a whole page in the admin's frame, or its content alone for htmx."""
+    """``template`` as a whole page in the admin's frame, or its content alone for htmx.
+
+    ``trail`` are the pages above it, the outermost first; ``here`` is its own name there where that is
+    shorter than its title.
+    """
     fragment = is_fragment(request)
     frame = {} if fragment else admin.site.each_context(request)
     return TemplateResponse(
@@ -78,6 +93,8 @@ def render(
             "base": "console/fragment.html" if fragment else "console/page.html",
             "fragment": fragment,
             "title": title,
+            "trail": trail,
+            "here": here or title,
             "may_operate": request.user.has_perm(OPERATE_TIER),
             "may_activate": request.user.has_perm(ACTIVATE_SNAPSHOT),
             "may_edit": request.user.has_perm(EDIT_WORKING_COPY),

@@ -1,20 +1,20 @@
 """Promotions: begin one after seeing what it does, watch its journal, resume or take back a stopped one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 
 from routing import promotion, wording
 from routing.audit import Through
 from routing.console.forms import PromoteForm
-from routing.console.pages import VIEW_SNAPSHOTS, actor_of, page, refused, render
+from routing.console.pages import VIEW_SNAPSHOTS, Crumb, actor_of, crumb, page, refused, render
 from routing.models import Promotion
 from routing.permissions import ACTIVATE_SNAPSHOT
-from routing.refusals import Refused
+from routing.refusals import SENTENCES, Refused
 from routing.router import Router, live
 from routing.wording import count
 
@@ -24,10 +24,11 @@ LISTED: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalView:
-    """One promotion, its steps in words."""
+    """One promotion, its steps in words; ``why`` tells the refusal that led to its outcome."""
 
     row: Promotion
     state: str
+    why: str | None
     next_step: str | None
     steps: tuple[tuple[str, str], ...]
 
@@ -37,7 +38,7 @@ def promotions(request: HttpRequest) -> HttpResponseBase:
     """The newest promotions, and what may be done next."""
     router = live()
     context = {"form": _form(router), **_about(router)}
-    return render(request, "console/promotions.html", TITLE, context)
+    return _overview(request, context)
 
 
 @page(VIEW_SNAPSHOTS)
@@ -54,7 +55,7 @@ def promote(request: HttpRequest) -> HttpResponseBase:
     router = live()
     form = _form(router, request)
     if not form.is_valid():
-        return render(request, "console/promotions.html", TITLE, {"form": form, **_about(router)})
+        return _overview(request, {"form": form, **_about(router)})
     tier_id, resource_id = form.cleaned_data["tier"], form.cleaned_data["resource"]
     timeout: float = form.cleaned_data["drain_timeout"]
     try:
@@ -69,7 +70,9 @@ def promote(request: HttpRequest) -> HttpResponseBase:
             "resource": resource_id,
             "effects": _effects(running, timeout),
         }
-        return render(request, "console/promote.html", f"Promote {tier_id} to {resource_id}", context)
+        title = f"Promote {tier_id} to {resource_id}"
+        trail = [*_above(), crumb(TITLE, "console:promotions")]
+        return render(request, "console/promote.html", title, context, trail=trail)
     actor = actor_of(request)
     promotion.in_background(
         lambda: promotion.promote(
@@ -100,6 +103,14 @@ _VERBS: Final[dict[str, Callable[..., Promotion]]] = {
 }
 
 
+def _overview(request: HttpRequest, context: Mapping[str, object]) -> HttpResponse:
+    return render(request, "console/promotions.html", TITLE, context, trail=_above())
+
+
+def _above() -> list[Crumb]:
+    return [crumb("Configuration", "console:configuration")]
+
+
 def _about(router: Router) -> dict[str, object]:
     rows = list(Promotion.objects.all()[:LISTED])
     stopped = promotion.stopped(router)
@@ -110,8 +121,9 @@ def _about(router: Router) -> dict[str, object]:
         steps = tuple(
             (wording.step(step["step"], row.tier_id), wording.outcome(step["outcome"])) for step in row.steps
         )
+        why = SENTENCES.get(row.code, wording.sentence(wording.plain(row.code))) or None
         next_step = stopped.next_step if stopped is not None and is_stopped else None
-        views.append(JournalView(row=row, state=state, next_step=next_step, steps=steps))
+        views.append(JournalView(row=row, state=state, why=why, next_step=next_step, steps=steps))
     return {"journals": views}
 
 

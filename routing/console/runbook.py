@@ -14,7 +14,7 @@ from typing import Final, Literal
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from routing.console.pages import VIEW_FLEET, page, render
+from routing.console.pages import VIEW_FLEET, crumb, page, render
 
 SOURCE: Final = Path(__file__).parent / "runbook.txt"
 _PARTS: Final = re.compile(r"`([^`]+)`|\*([^*]+)\*")
@@ -73,7 +73,8 @@ def runbook() -> Runbook:
 def show(request: HttpRequest) -> HttpResponseBase:
     """The runbook as a page; every alert can be linked to."""
     found = runbook()
-    return render(request, "console/runbook.html", found.title, {"runbook": found})
+    trail = [crumb("Fleet", "console:fleet")]
+    return render(request, "console/runbook.html", found.title, {"runbook": found}, trail=trail)
 
 
 def _paragraphs(text: str) -> Iterator[Paragraph]:

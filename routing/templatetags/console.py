@@ -28,15 +28,18 @@ def badge(word: str) -> dict[str, object]:
 
 
 @register.inclusion_tag("console/_bar.html")
-def bar(active: int, ceiling: int | None, what: str = "places") -> dict[str, object]:
-    """How much of a ceiling is taken; without a ceiling the number alone."""
+def bar(active: int, ceiling: int | None, total: int | None = None) -> dict[str, object]:
+    """How many of the places that are open are taken; without a ceiling the number alone.
+
+    ``total`` is said beside it where some places are closed.
+    """
     share = 0.0 if not ceiling else min(1.0, active / ceiling)
     return {
         "active": active,
         "ceiling": ceiling,
-        "what": what,
+        "total": total if total != ceiling else None,
         "filled": round(share * BAR_WIDTH, 1),
-        "is_full": bool(ceiling) and active >= (ceiling or 0),
+        "is_full": ceiling is not None and active >= ceiling,
     }
 
 
@@ -48,7 +51,7 @@ def pressure(value: Any) -> dict[str, object]:
         "freshness": value.freshness,
         "percent": percent,
         "filled": 0.0 if percent is None else round(min(100.0, percent), 1),
-        "is_over": percent is not None and percent > 100,
+        "is_full": percent is not None and percent >= 100,
     }
 
 
@@ -114,12 +117,24 @@ def ago(value: datetime.datetime | None) -> str:
 
 
 @register.filter
-def strategy_words(strategy: str) -> str:
-    """How a tier chooses who serves."""
-    return wording.STRATEGIES.get(strategy, strategy)
+def number(value: int) -> str:
+    """A count with its thousands apart."""
+    return f"{value:,}"
 
 
 @register.filter
-def strategy_name(strategy: str) -> str:
-    """A strategy as people write it."""
-    return strategy.replace("_", " ")
+def plain(code: str) -> str:
+    """A code as people write it."""
+    return wording.plain(code)
+
+
+@register.filter
+def outcome(code: str) -> str:
+    """How something ended, in words."""
+    return wording.outcome(code)
+
+
+@register.filter
+def strategy_words(strategy: str) -> str:
+    """How a tier chooses who serves."""
+    return wording.STRATEGIES.get(strategy, strategy)

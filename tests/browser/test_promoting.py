@@ -28,7 +28,7 @@ def test_an_operator_moves_a_tier_and_sees_one_come_back_by_itself(
     page = window.page
     window.goto("/configuration/")
     page.get_by_role("link", name="Promotions").click()
-    for resource, outcome in (("gpu-new", "promoted"), ("gpu-wrong", "rolled back, verification_failed")):
+    for resource, outcome in (("gpu-new", "promoted"), ("gpu-wrong", "rolled back")):
         page.get_by_label("Resource").select_option(resource)
         page.get_by_role("button", name="See what it does").click()
         expect(page.get_by_text("Other tiers and their running requests do not notice.")).to_be_visible()
@@ -38,6 +38,6 @@ def test_an_operator_moves_a_tier_and_sees_one_come_back_by_itself(
         expect(card.get_by_text("verify", exact=False)).to_be_visible()
         window.keep_picture(f"promoted-{resource}")
     first = page.get_by_role("region", name="solo to gpu-new")
-    expect(first.get_by_text("verify: identity passed")).to_be_visible()
+    expect(first.get_by_text("it is healthy and serves the expected model")).to_be_visible()
     assert router.chat("live.solo").status == 200
     assert (chats(old), chats(new), chats(wrong)) == (0, 1, 0)

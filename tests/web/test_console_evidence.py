@@ -114,11 +114,11 @@ def test_a_choice_is_explained_in_words_and_in_a_table(control: Control) -> None
     page = text_of(viewer().get(f"{LIST}{entry.pk}/change/"))
 
     assert "member-b and member-a were equally loaded; member-b had the lower pressure:" in page
-    assert "150000 against 480000 ppm." in page
+    assert "150,000 against 480,000 ppm." in page
     first, second = page.split("<tbody>")[1].split("</tbody>")[0].split("</tr>")[:2]
-    for told in ("member-b", "2 of 8 places taken", "25.0 %", "150000 ppm", "15.00 %", "fresh", "selected"):
+    for told in ("member-b", "2 of 8 places taken", "25.0 %", "150,000 ppm", "15.0 %", "fresh", "selected"):
         assert told in first
-    for told in ("member-a", "2 of 8 places taken", "480000 ppm", "48.00 %", "fresh"):
+    for told in ("member-a", "2 of 8 places taken", "480,000 ppm", "48.0 %", "fresh"):
         assert told in second
     assert "selected" not in second
     assert "2026-05-01 12:30:45 UTC" in page
@@ -167,7 +167,7 @@ def test_a_refusal_now_names_its_scope(control: Control) -> None:
 
     page = text_of(viewer().get("/explain/?model=llm.chat"))
 
-    assert "A request for llm.chat is refused now: chat: quiesced, reason upgrade." in page
+    assert "A request for llm.chat is refused now by chat: quiesced, reason upgrade." in page
     assert '<use href="#shape-refuses"/></svg>refuses' in page
 
 

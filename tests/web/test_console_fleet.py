@@ -166,6 +166,39 @@ def test_the_only_ready_member_is_full(control: Control) -> None:
     )
 
 
+def places(control: Control, tier_id: str = "chat") -> tuple[int, int | None, bool]:
+    (card,) = [card for card in read_fleet(control.router).cards if card.scope.id.tier_id == tier_id]
+    return card.scope.places.taken, card.scope.places.usable, card.scope.is_full
+
+
+def test_a_tier_is_measured_by_the_places_that_are_open(control: Control) -> None:
+    """Two members of two places each: with one of them out, two taken places are all that there are."""
+    assert places(control) == (0, 4, False)
+    running = control.run_request("chat", "member-b")
+    hold(control, "chat", "member-b", "upgrade", "ada")
+    control.run_request("chat", "member-a")
+    assert places(control) == (1, 2, False)
+
+    control.run_request("chat", "member-a")
+    assert places(control) == (2, 2, True)
+    page = text_of(operator("otto").get("/fleet/"))
+    assert '<use href="#shape-full"/></svg>full' in page
+    assert 'aria-label="2 of 2 places taken"' in page
+    assert '2 / 2</span> <span class="quiet">open, 4 in all' in page
+    assert "1 more at members that are out" in page
+    running.release()
+
+    hold(control, "chat", "member-a", "upgrade", "ada")
+    assert places(control) == (2, 4, False)
+    assert states(control)[0] == "not ready"
+
+
+def test_a_tier_without_a_ceiling_is_never_full(control: Control) -> None:
+    control.run_request("plain")
+
+    assert places(control, "plain") == (1, None, False)
+
+
 def test_the_page_shows_state_by_word_and_shape(control: Control) -> None:
     hold(control, "chat", "member-a", "kernel-upgrade", "ada")
     control.run_request("chat", "member-b")

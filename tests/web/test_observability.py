@@ -438,7 +438,7 @@ def test_the_explanation(observed: Control) -> None:
     answer = observed.request("GET", "/v1/admin/explain?model=llm.chat").json
     assert (answer["served"], answer["summary"]) == (
         False,
-        "A request for llm.chat is refused now: chat: quiesced, reason kernel-upgrade.",
+        "A request for llm.chat is refused now by chat: quiesced, reason kernel-upgrade.",
     )
     assert observed.request("GET", "/v1/admin/explain").status == 400
     unknown = observed.request("GET", "/v1/admin/explain?model=planted")

@@ -4,6 +4,7 @@ import pytest
 
 from routing import guard, promotion
 from routing.models import AuditEntry, Promotion
+from routing.refusals import SENTENCES
 from tests.unit.routing.availability_support import models
 from tests.web.console_support import HTMX, operator, person, text_of, viewer
 from tests.web.control_support import Control
@@ -42,7 +43,7 @@ def test_what_can_move_and_where_to_is_offered(site: Site) -> None:
     assert '<option value="gamma">' in text
     for resource in ("alpha", "beta", "nowhere"):
         assert f'<option value="{resource}">' not in text
-    assert "There was none yet." in text
+    assert "No promotion was begun yet." in text
 
 
 def test_a_promotion_is_begun_only_after_its_effects_were_shown(site: Site) -> None:
@@ -64,7 +65,7 @@ def test_a_promotion_is_begun_only_after_its_effects_were_shown(site: Site) -> N
     text = text_of(client.get(f"{PAGE}live", **HTMX))
     assert "solo to gamma" in text
     assert text.count('<li class="step">') == 7
-    assert "identity passed" in text
+    assert "it is healthy and serves the expected model" in text
 
 
 def test_while_it_runs_it_is_shown_as_running(site: Site) -> None:
@@ -86,8 +87,11 @@ def test_a_promotion_that_came_back_by_itself_says_why(site: Site) -> None:
     client.post(NEW, {**MOVE, "confirm": "yes"})
     eventually(lambda: over(site))
     text = text_of(client.get(PAGE))
-    assert "rolled back, verification_failed" in text
-    assert "identity mismatch" in text
+    assert "rolled back" in text
+    assert f"<p>{SENTENCES['verification_failed']}</p>" in text
+    assert "it serves another model than the expected one" in text
+    assert "verification_failed" not in text
+    assert "identity_mismatch" not in text
     assert "another-model" not in text
 
 

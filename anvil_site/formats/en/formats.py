@@ -1,5 +1,5 @@
-"""How the console writes moments: sortable, in 24 hours, and with the seconds that operators compare."""
+"""How the console writes moments: sortable, in 24 hours, with seconds, and with the zone."""
 
-DATETIME_FORMAT = "Y-m-d H:i:s"
+DATETIME_FORMAT = "Y-m-d H:i:s e"
 DATE_FORMAT = "Y-m-d"
 TIME_FORMAT = "H:i:s"

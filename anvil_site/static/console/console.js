@@ -44,12 +44,23 @@
     }
   }
 
+  // Where focus goes when the element that had it is gone: to what can be done in the same row or card now.
+  const homeOf = (element) => element?.closest("[id^=row-], [id^=card-], [data-live]")?.id;
+
+  function focusIn(home) {
+    const place = home && document.getElementById(home);
+    (place?.querySelector(".actions a, .button") ?? place?.querySelector("a"))?.focus();
+  }
+
   htmx.defineExtension("console-morph", {
     isInlineSwap: (style) => style === "morph",
     handleSwap: (style, target, fragment) => {
       if (style !== "morph") return false;
+      const focused = target.contains(document.activeElement) ? document.activeElement : null;
+      const home = homeOf(focused);
       const added = [];
       morphChildren(target, fragment, added);
+      if (focused && !focused.isConnected) focusIn(home);
       return added;
     },
   });
@@ -93,8 +104,14 @@
   const dialog = document.getElementById("dialog");
   const content = document.getElementById("dialog-content");
 
+  let opener = null;
+
   function open() {
-    if (!dialog.open) dialog.showModal();
+    if (!dialog.open) {
+      const button = document.activeElement;
+      opener = { id: button?.id, home: homeOf(button) };
+      dialog.showModal();
+    }
     for (const age of content.querySelectorAll("[data-age]")) readAt.set(age.dataset.age, performance.now());
     tellAges();
     const wanted = content.querySelector("[autofocus], .form-row input:not([type=hidden])");
@@ -125,6 +142,10 @@
   });
   dialog?.addEventListener("close", () => {
     content.replaceChildren();
+    // Back to the button that opened it; where that has turned into another one, to that.
+    const button = opener?.id ? document.getElementById(opener.id) : null;
+    if (button) button.focus();
+    else focusIn(opener?.home);
     document.querySelectorAll("[data-live]").forEach((live) => htmx.trigger(live, "console:look"));
   });
 })();

@@ -74,7 +74,7 @@ def test_a_direct_tier_step_by_step() -> None:
                 "step": "context",
                 "scope": "direct",
                 "result": "depends",
-                "detail": "refuses over 262144 bytes of text, a low estimate of 32768 tokens",
+                "detail": "refuses over 262,144 bytes of text, a low estimate of 32,768 tokens",
             },
             {
                 "step": "media",
@@ -87,7 +87,7 @@ def test_a_direct_tier_step_by_step() -> None:
                 "step": "output",
                 "scope": "direct",
                 "result": "passes",
-                "detail": "lowered to 4096 tokens where a request asks for more",
+                "detail": "lowered to 4,096 tokens where a request asks for more",
             },
             {
                 "step": "readiness",
@@ -114,7 +114,7 @@ def test_a_capacity_tier_lists_its_members_and_names_no_winner() -> None:
             "primary/member-a",
             "passes",
             "ready, since it is healthy and serves the expected model; 1 of 2 places are taken; "
-            "pressure fresh, 1250000 ppm",
+            "pressure 125.0 %, fresh",
         ),
         Step(
             "member",
@@ -131,20 +131,20 @@ def test_members_that_are_out_refuse_everything() -> None:
     explanation = explain_model(state(), "llm.rotating")
     assert not explanation.served
     assert explanation.summary == (
-        "A request for llm.rotating is refused now: rotating: 0 of 2 members can be chosen."
+        "A request for llm.rotating is refused now by rotating: 0 of 2 members can be chosen."
     )
     assert explanation.steps[-3:] == (
         Step(
             "member",
             "rotating/one",
             "refuses",
-            "unavailable, since its health check found the connection refused; 0 requests run, no ceiling",
+            "unavailable, since its health check found the connection refused; no requests run, no ceiling",
         ),
         Step(
             "member",
             "rotating/two",
             "refuses",
-            "unavailable, since it serves another model than the expected one; 0 requests run, no ceiling",
+            "unavailable, since it serves another model than the expected one; no requests run, no ceiling",
         ),
         Step("members", "rotating", "refuses", "0 of 2 members can be chosen"),
     )
@@ -161,37 +161,37 @@ DIRECT_QUIESCED = replace(DIRECT_SNAPSHOT, state="quiesced", reason="upgrade")
         (
             "llm.primary",
             {"owns_ledger": False},
-            "A request for llm.primary is refused now: anvil: another process owns the ledger.",
+            "A request for llm.primary is refused now by anvil: another process owns the ledger.",
         ),
         (
             "llm.primary",
             {"draining": True},
-            "A request for llm.primary is refused now: anvil: the process is shutting down.",
+            "A request for llm.primary is refused now by anvil: the process is shutting down.",
         ),
         (
             "llm.primary",
             {"places": (512, 512)},
-            "A request for llm.primary is refused now: anvil: 512 of 512 places are taken.",
+            "A request for llm.primary is refused now by anvil: 512 of 512 places are taken.",
         ),
         (
             "llm.primary",
             {"admission": Ledger(QUIESCED)},
-            "A request for llm.primary is refused now: primary: quiesced, reason maintenance.",
+            "A request for llm.primary is refused now by primary: quiesced, reason maintenance.",
         ),
         (
             "llm.primary",
             {"admission": Ledger(FULL)},
-            "A request for llm.primary is refused now: primary: 6 of 6 places are taken.",
+            "A request for llm.primary is refused now by primary: 6 of 6 places are taken.",
         ),
         (
             "llm.direct",
             {"admission": Ledger(DIRECT_QUIESCED)},
-            "A request for llm.direct is refused now: direct: quiesced, reason upgrade.",
+            "A request for llm.direct is refused now by direct: quiesced, reason upgrade.",
         ),
         (
             "llm.direct",
             {"availability": None},
-            "A request for llm.direct is refused now: direct: unavailable, since no probe of it has been "
+            "A request for llm.direct is refused now by direct: unavailable, since no probe of it has been "
             "completed yet.",
         ),
         (
@@ -259,7 +259,7 @@ def test_a_tier_that_asks_its_upstream(
         "a",
     )
     assert Step("model", "t", result, detail) in explanation.steps  # type: ignore[arg-type]
-    context = f"refuses over {limit * 8} bytes of text, a low estimate of {limit} tokens"
+    context = f"refuses over {limit * 8:,} bytes of text, a low estimate of {limit:,} tokens"
     assert Step("context", "t", "depends", context) in explanation.steps
     assert "intruder" not in repr(explanation)
 
@@ -282,7 +282,7 @@ def test_an_incomplete_media_policy_refuses_media() -> None:
     )
     assert Step("tools", "t", "depends", "refuses requests with tools") in explanation.steps
     assert Step("output", "t", "passes", "no limit") in explanation.steps
-    assert explanation.steps[-1] == Step("ceiling", "t", "passes", "0 requests run, no ceiling")
+    assert explanation.steps[-1] == Step("ceiling", "t", "passes", "no requests run, no ceiling")
 
 
 @pytest.mark.requirement("C-R012", "Q-R012")

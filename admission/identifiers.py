@@ -2,7 +2,8 @@
 
 Every predicate takes any object and answers False for what is not exactly a built-in ``str`` of its
 grammar, so that callers can hand it untrusted values. Sources: the replica contract (ids, references,
-digests, labels), the transition contract (reason codes), and the projections (correlation ids).
+digests, labels), the transition contract (reason codes), and the projections (correlation ids;
+what no surface may hold: plain names).
 """
 
 import re
@@ -22,6 +23,8 @@ _ALIAS = re.compile(r"[a-z0-9][a-z0-9._:/-]{0,127}")
 _REASON = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _QUALIFICATION_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
+_PLAIN_NAME = re.compile(r"(?!.*[0-9]+(?:\.[0-9]+){3})[A-Za-z0-9](?:[A-Za-z0-9_.+ -]*[A-Za-z0-9_.+-])?")
+# Four numbers with dots between them are an address, and without : and / there is no other form of one.
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
@@ -54,6 +57,15 @@ def is_qualification_ref(value: object) -> TypeGuard[str]:
 def is_label(value: object) -> TypeGuard[str]:
     """Whether ``value`` may be a declared model revision or engine version."""
     return _matches(_LABEL, value)
+
+
+def is_plain_name(value: object, *, limit: int) -> TypeGuard[str]:
+    """Whether ``value`` may be a name that people choose and metrics and projections show.
+
+    1 to ``limit`` letters, digits, blanks and _ . + -, the first a letter or digit, the last no blank:
+    never a URL, an address with its port, or an IP address.
+    """
+    return type(value) is str and len(value) <= limit and _matches(_PLAIN_NAME, value)
 
 
 def is_digest(value: object) -> TypeGuard[str]:

@@ -11,6 +11,7 @@ and the capacity contract (replica_strategy, member ceilings).
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
@@ -18,6 +19,7 @@ from admission.identifiers import (
     is_alias,
     is_digest,
     is_label,
+    is_plain_name,
     is_qualification_ref,
     is_safe_id,
     normalise_alias,
@@ -281,7 +283,10 @@ _QUALIFICATION_REF = rules.named(
     is_qualification_ref, "1 to 128 letters, digits, _ . : or -, the first a letter or digit"
 )
 _MODEL = rules.text(256)
-_SHORT_LABEL = rules.text(64)
+_PLAIN_NAME = rules.named(
+    partial(is_plain_name, limit=64),
+    "1 to 64 letters, digits, blanks, _ . + or -, the first a letter or digit, and no address",
+)
 _SECONDS = rules.number(3600)
 _CEILING = rules.integer(1, 100_000)
 _TOKENS = rules.integer(1, 10_000_000)
@@ -382,8 +387,8 @@ _TIER = Grammar(
         "wires": rules.words(rules.choice("chat", "responses", "messages"), limit=3),
         "extra_body": _EXTRA_BODY,
         "extra_body_defaults": _EXTRA_BODY,
-        "engine": _SHORT_LABEL,
-        "quantization": _SHORT_LABEL,
+        "engine": _PLAIN_NAME,
+        "quantization": _PLAIN_NAME,
         "params": _PARAMS,
     },
     required=("id", "context_limit"),

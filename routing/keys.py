@@ -13,7 +13,7 @@ import django.db
 from django.db import transaction
 from django.utils import timezone
 
-from admission.identifiers import is_secret_shaped
+from admission.identifiers import is_plain_name, is_secret_shaped
 from admission.replica_scheduler import MAX_MEMBER_CONCURRENCY
 from routing import audit
 from routing.access import ANONYMOUS_NAME, BOOTSTRAP_NAME, Key, Scope, digest
@@ -53,10 +53,7 @@ def fault_in(
 def is_key_name(value: object) -> bool:
     """Whether ``value`` may name a key: a metric label and a word in the audit trail, never a secret."""
     return (
-        type(value) is str
-        and 1 <= len(value) <= MAX_NAME_CHARACTERS
-        and value.isprintable()
-        and value == value.strip()
+        is_plain_name(value, limit=MAX_NAME_CHARACTERS)
         and value not in (BOOTSTRAP_NAME, ANONYMOUS_NAME)
         and not value.startswith(KEY_PREFIX)
         and not is_secret_shaped(value)
@@ -157,7 +154,8 @@ def refresh(router: "Router") -> None:
 def _in_ring(row: ApiKey) -> Key:
     return Key(
         key_id=row.pk,
-        name=row.name,
+        # A stored name may be older than the grammar; a colon is in no name, so nobody else has this one.
+        name=row.name if is_key_name(row.name) else f"key:{row.pk}",
         digest=bytes.fromhex(row.digest),
         scopes=frozenset(scope for scope in Scope if scope.value in row.scopes),
         max_concurrency=row.max_concurrency,

@@ -51,7 +51,7 @@ SENTENCES: Final[Mapping[str, str]] = {
 """What refused, in one sentence by its code: REST, the console and the command line say the same."""
 
 KEY_RULES: Final[Mapping[str, str]] = {
-    "name": "A name has 1 to 100 printable characters, no blank at either end, and is no key itself.",
+    "name": "A name has 1 to 100 letters, digits, blanks, _ . + or -, and is neither a key nor an address.",
     "scopes": "Scopes are one or more of infer, observe, operate and configure, each once.",
     "max_concurrency": "A key's requests at a time are 1 to 100,000.",
     "expires_at": "A key expires in the future.",

@@ -20,9 +20,9 @@ def build_health(config: RouterConfig, source: ReadinessSource | None) -> dict[s
 
     ``degraded`` is a server that was reached and does not show the expected identity; ``down`` is everything
     else that is not up, one that was never probed included. A replica tier is as good as its best member.
-    A tier without a probe counts as ready, hence as up. Purpose models and audio routes have no readiness, and
-    nothing looks whether they are up: their status is null, as every value that is not known. ``last_check`` is
-    ISO 8601 in UTC.
+    A tier without a probe counts as ready, hence as up. Purpose models and audio routes have no readiness,
+    and nothing looks whether they are up: their status is null, as every value that is not known.
+    ``last_check`` is ISO 8601 in UTC.
     """
     rows = []
     for tier in config.tiers:

@@ -105,6 +105,9 @@ class TestCreate:
             ({"name": "x" * 101}, "name"),
             ({"name": None}, "name"),
             ({"name": 1}, "name"),
+            ({"name": "https://gpu-host.lan/v1"}, "name"),
+            ({"name": "gpu-host:8101"}, "name"),
+            ({"name": "10.9.8.7"}, "name"),
             ({"name": "bootstrap"}, "name"),
             ({"name": "anonymous"}, "name"),
             ({"name": "anvil_pasted"}, "name"),
@@ -263,6 +266,21 @@ class TestRevoke:
         gone, kept = secret_of(control, "infer", name="a"), secret_of(control, "infer", name="b")
         control.request("DELETE", f"{KEYS}/{ApiKey.objects.get(name='a').pk}")
         assert (chat(control, gone).status, chat(control, kept).status) == (401, 404)
+
+    def test_a_stored_name_that_is_an_address_is_shown_to_who_manages_keys_alone(
+        self, control: Control
+    ) -> None:
+        """Its key goes on; metrics know it by its number."""
+        secret = secret_of(control, "infer")
+        number = ApiKey.objects.get().pk
+        ApiKey.objects.filter(pk=number).update(name="http://10.9.8.7:8101")
+        keys.refresh(control.router)
+        assert chat(control, secret).status == 404
+        principal = control.router.ring.verify(secret)
+        assert principal is not None
+        assert principal.name == f"key:{number}"
+        (row,) = control.request("GET", KEYS).json["keys"]
+        assert row["name"] == "http://10.9.8.7:8101"
 
     def test_twice_is_once(self, control: Control) -> None:
         secret_of(control, "infer")

@@ -75,7 +75,7 @@ def test_that_page_is_not_kept_by_the_browser(control: Control, ada: Client) -> 
     ("change", "text"),
     [
         ({"name": ""}, "This field is required."),
-        ({"name": "bootstrap"}, "A name has 1 to 100 printable characters"),
+        ({"name": "bootstrap"}, "A name has 1 to 100 letters, digits, blanks"),
         ({"scopes": []}, "This field is required."),
         ({"scopes": ["admin"]}, "Select a valid choice."),
         ({"max_concurrency": "0"}, "A key&#x27;s requests at a time are 1 to 100,000."),

@@ -1,6 +1,7 @@
 """The grammars of names (Q-R003, replica contract; transition contract; contract 1 for aliases)."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,7 @@ from admission.identifiers import (
     is_digest,
     is_environment_name,
     is_label,
+    is_plain_name,
     is_qualification_ref,
     is_reason_code,
     is_safe_id,
@@ -19,6 +21,7 @@ from admission.identifiers import (
 )
 
 Predicate = Callable[[object], bool]
+short_name = partial(is_plain_name, limit=10)
 
 ACCEPTED: list[tuple[Predicate, str]] = [
     (is_safe_id, "a"),
@@ -31,6 +34,11 @@ ACCEPTED: list[tuple[Predicate, str]] = [
     (is_qualification_ref, "0" * 128),
     (is_label, "0.11.0+cu126"),
     (is_label, "a" * 128),
+    (short_name, "llama.cpp"),
+    (short_name, "ops team 2"),
+    (short_name, "4-bit_1.2+"),
+    (short_name, "v1.2.3"),
+    (short_name, "a" * 10),
     (is_digest, "sha256:" + "0123456789abcdef" * 4),
     (is_correlation_id, "req_1:a.b-c"),
     (is_correlation_id, "r" * 128),
@@ -65,6 +73,23 @@ REFUSED: list[tuple[Predicate, object]] = [
     (is_qualification_ref, "runs/7"),
     (is_qualification_ref, "https://wiki.example/run-7"),
     (is_qualification_ref, "0" * 129),
+    (short_name, ""),
+    (short_name, " a"),
+    (short_name, "a "),
+    (short_name, "-a"),
+    (short_name, "a\nb"),
+    (short_name, "a\n"),
+    (short_name, "é"),
+    (short_name, "ftp://a"),
+    (short_name, "gpu:8000"),
+    (short_name, "a/b"),
+    (short_name, "a@b"),
+    (short_name, "::1"),
+    (short_name, "10.0.0.5"),
+    (short_name, "on 1.2.3.4"),
+    (short_name, "a" * 11),
+    (short_name, None),
+    (short_name, b"a"),
     (is_label, "+1"),
     (is_label, "a:b"),
     (is_label, "a" * 129),

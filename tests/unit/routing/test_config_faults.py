@@ -20,6 +20,9 @@ CAPACITY = PAIR.replace(
 UNROUTED = DIRECT[DIRECT.index("[[router.tiers]]") :]
 
 SAFE_ID = "must be a letter and up to 63 more letters, digits, _ or -"
+PLAIN_NAME = (
+    "must be 1 to 64 letters, digits, blanks, _ . + or -, the first a letter or digit, and no address"
+)
 LABEL = "must be 1 to 128 letters, digits, _ . + or -, the first a letter or digit"
 REFERENCE = "must be 1 to 128 letters, digits, _ . : or -, the first a letter or digit"
 DIGEST = "must be sha256: and 64 lower-case hex digits"
@@ -371,12 +374,22 @@ ONE_FAULT: dict[str, tuple[str, Edit, str]] = {
     "engine is no string": (
         DIRECT,
         ("id =", "engine = 1\nid ="),
-        "router.tiers[0].engine: must be a string, not 1",
+        f"router.tiers[0].engine: {PLAIN_NAME}, not 1",
+    ),
+    "engine is a URL": (
+        DIRECT,
+        ("id =", 'engine = "http://gpu-1:8000"\nid ='),
+        f'router.tiers[0].engine: {PLAIN_NAME}, not "http://gpu-1:8000"',
+    ),
+    "quantization is an address": (
+        DIRECT,
+        ("id =", 'quantization = "10.9.8.7:8000"\nid ='),
+        f'router.tiers[0].quantization: {PLAIN_NAME}, not "10.9.8.7:8000"',
     ),
     "empty quantization": (
         DIRECT,
         ("id =", 'quantization = ""\nid ='),
-        "router.tiers[0].quantization: must be 1 to 64 printable characters without white space around them",
+        f'router.tiers[0].quantization: {PLAIN_NAME}, not ""',
     ),
     "model too long": (
         DIRECT,

@@ -98,7 +98,15 @@ def preview(router: "Router", row: RouterSnapshot) -> Preview:
     """
     if not router.owns_ledger:
         raise not_ledger_owner()
-    return _preview(router, _validated(row))
+    return preview_of(router, _validated(row))
+
+
+def preview_of(router: "Router", candidate: ValidatedSnapshot) -> Preview:
+    """As `preview`, of what is not kept as a snapshot; for the process that owns the ledger."""
+    active = router.active
+    plan = plan_activation(None if active is None else active.config, candidate.config)
+    readings = () if active is None else router.ledger.snapshots()
+    return Preview(plan=plan, not_at_rest=undrained(plan.must_drain, readings))
 
 
 def activate(
@@ -196,6 +204,11 @@ def scope_json(scope: Scope) -> dict[str, object]:
     return {"tier_id": scope.tier_id, "member_id": scope.member_id}
 
 
+def preview_json(found: Preview) -> dict[str, object]:
+    """A preview for people and programs: `plan_json`, and the scopes that it has to wait for."""
+    return {**plan_json(found.plan), "scopes": [scope_json(scope) for scope in found.not_at_rest]}
+
+
 def plan_json(plan: ActivationPlan) -> dict[str, object]:
     """A plan for people and programs: what changes, and what each change needs."""
     return {
@@ -220,13 +233,6 @@ def _validated(row: RouterSnapshot) -> ValidatedSnapshot:
         refusal = Refused(422, error.code, str(error))
     # Outside of the except block, so that nothing is chained.
     raise refusal
-
-
-def _preview(router: "Router", candidate: ValidatedSnapshot) -> Preview:
-    active = router.active
-    plan = plan_activation(None if active is None else active.config, candidate.config)
-    readings = () if active is None else router.ledger.snapshots()
-    return Preview(plan=plan, not_at_rest=undrained(plan.must_drain, readings))
 
 
 def _claim(router: "Router") -> None:
@@ -280,7 +286,7 @@ class _Activation:
         candidate = _validated(self._row)
         self._done("validate", "passed")
         previous = router.active
-        plan = _preview(router, candidate).plan
+        plan = preview_of(router, candidate).plan
         try:
             if self._drain_timeout is not None:
                 self._bring_to_rest(plan.must_drain, self._drain_timeout)

@@ -246,7 +246,9 @@ COMPONENTS: Final[dict[str, Schema]] = {
     "SnapshotDocuments": closed(
         {**_SNAPSHOT, "config": BASE64, "topology": nullable(BASE64), "overlay": nullable(BASE64)}
     ),
-    "SnapshotUpload": closed({"config": BASE64}, topology=nullable(BASE64), overlay=nullable(BASE64)),
+    "SnapshotUpload": closed(
+        {"config": BASE64}, topology=nullable(BASE64), overlay=nullable(BASE64), dry_run=BOOLEAN
+    ),
     "Promotion": closed(
         {
             "object": choice("promotion"),
@@ -300,6 +302,16 @@ COMPONENTS: Final[dict[str, Schema]] = {
         confirm=BOOLEAN,
         dry_run=BOOLEAN,
         drain_timeout=nullable({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WAIT_SECONDS}),
+    ),
+    "SnapshotPreview": closed(
+        {
+            "applied": {"type": "boolean", "const": False},
+            "dry_run": {"type": "boolean", "const": True},
+            "config_sha256": STRING,
+            "topology_sha256": nullable(STRING),
+            **_CHANGES,
+            "scopes": many(closed(_SCOPE)),
+        }
     ),
     "ActivationPreview": closed(
         {

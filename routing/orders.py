@@ -1,4 +1,7 @@
-"""What a transition request asks for: the closed form of its body, checked before anything is looked up."""
+"""What a transition request asks for: the closed form of its body, checked before anything is looked up.
+
+The rule of ``confirm`` and ``dry_run`` is that of activations and promotions, too.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ class OrderError(ValueError):
     """The request is malformed. ``field`` is the name of the field at fault, None for the body as a whole."""
 
     def __init__(self, field: str | None) -> None:
-        super().__init__("the transition request is malformed")
+        super().__init__("the request is malformed")
         self.field = field
 
 
@@ -56,8 +59,11 @@ def parse_order(body: object) -> Order:
     tier_id, member_id = checked_scope(body)
     if tier_id is None and action != "status":
         raise OrderError("tier_id")
-    confirm = _flag(body, "confirm", default=False)
-    dry_run = _flag(body, "dry_run", default=action != "drain")
+    if action == "drain":
+        _flag(body, "confirm", default=False)
+        applies = not _flag(body, "dry_run", default=False)
+    else:
+        applies = is_confirmed(body)
     return Order(
         action=action,
         tier_id=tier_id,
@@ -65,8 +71,19 @@ def parse_order(body: object) -> Order:
         reason=_reason(body),
         timeout=_timeout(body),
         accept_unverified=_flag(body, "accept_unverified", default=False),
-        applies=not dry_run and (confirm or action == "drain"),
+        applies=applies,
     )
+
+
+def is_confirmed(body: Mapping[str, object]) -> bool:
+    """Whether a change is to be made: ``confirm: true`` and ``dry_run: false``; else it is a preview.
+
+    The one rule of every body that changes something, but for a drain. Raises OrderError for values of
+    another type.
+    """
+    confirm = _flag(body, "confirm", default=False)
+    dry_run = _flag(body, "dry_run", default=True)
+    return confirm and not dry_run
 
 
 def checked_scope(values: Mapping[str, object]) -> tuple[str | None, str | None]:

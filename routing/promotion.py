@@ -29,7 +29,6 @@ from admission.core import UnknownScopeError
 from admission.identifiers import PROMOTION_REASON
 from routing import activation, audit, guard, publishing
 from routing.activation import Step
-from routing.activation_plan import ActivationPlan, Scope, plan_activation, undrained
 from routing.audit import Through
 from routing.config import RouterConfig, normalise_url
 from routing.editing import EditError, with_base_url
@@ -86,14 +85,6 @@ NEXT_STEPS: Final[Mapping[Serving, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
-    """What a promotion would change now; ``not_at_rest`` is what it has to wait for."""
-
-    plan: ActivationPlan
-    not_at_rest: tuple[Scope, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
     """A promotion without an outcome at which nobody is at work, and what to do next."""
 
@@ -143,14 +134,13 @@ def describe(router: "Router", row: Promotion, *, at_work: bool | None = None) -
     }
 
 
-def preview(router: "Router", tier_id: str, resource_id: str) -> Preview:
+def preview(router: "Router", tier_id: str, resource_id: str) -> activation.Preview:
     """Say what a promotion would change and wait for; changes nothing. Raises Refused as `promote` does."""
     wanted = _wanted(router, tier_id, resource_id)
     if router.operations.promoting.locked():
         _refuse("promotion_in_progress")
     _refuse_unfinished(router, _unfinished())
-    plan = plan_activation(wanted.active.config, wanted.promoted.config)
-    return Preview(plan=plan, not_at_rest=undrained(plan.must_drain, router.ledger.snapshots()))
+    return activation.preview_of(router, wanted.promoted)
 
 
 # Verbs -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from routing.api import ManagementView, actor_of
 from routing.audit import Through
 from routing.models import Promotion
 from routing.openapi import choice, closed, many, operation, query, ref
-from routing.orders import DEFAULT_DRAIN_TIMEOUT
+from routing.orders import DEFAULT_DRAIN_TIMEOUT, OrderError, is_confirmed
 from routing.refusals import Refused
 from routing.router import Router, live
 
@@ -69,7 +69,7 @@ class PromotionsView(ManagementView):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionOrder:
-    """A well-formed request; it is a preview unless it says ``confirm`` and not ``dry_run``.
+    """A well-formed request; it is a preview unless it says ``confirm: true`` and ``dry_run: false``.
 
     A promotion has a tier and a resource, a resumption or rollback neither.
     """
@@ -97,15 +97,15 @@ def parse_order(body: object) -> PromotionOrder:
             place[field] = value
         elif field in body:
             raise _malformed(field)
-    flags = {field: body.get(field, False) for field in ("confirm", "dry_run")}
-    for field, flag in flags.items():
-        if type(flag) is not bool:
-            raise _malformed(field)
+    try:
+        applies = is_confirmed(body)
+    except OrderError as error:
+        raise _malformed(error.field) from None
     return PromotionOrder(
         action=action,
         **place,
         drain_timeout=_drain_timeout(body),
-        applies=flags["confirm"] and not flags["dry_run"],
+        applies=applies,
     )
 
 
@@ -130,8 +130,7 @@ def _preview(router: Router, order: PromotionOrder) -> dict[str, object]:
     return {
         "tier_id": order.tier_id,
         "resource_id": order.resource_id,
-        **activation.plan_json(found.plan),
-        "scopes": [activation.scope_json(scope) for scope in found.not_at_rest],
+        **activation.preview_json(found),
     }
 
 

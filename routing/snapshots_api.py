@@ -1,7 +1,8 @@
 """REST of snapshots: list, capture, exact bytes, activate.
 
 A body carries up to three documents, as files of a form or as base64 in JSON. What is captured are exactly
-those bytes; what is wrong with them is told in full, since only who may configure gets here.
+those bytes, and with ``dry_run`` nothing is. What is wrong with them is told in full, since only who may
+configure gets here.
 """
 
 import base64
@@ -28,9 +29,10 @@ from routing.document_faults import document_faults
 from routing.documents import MAX_DOCUMENT_BYTES
 from routing.models import ActiveSnapshot, RouterSnapshot
 from routing.openapi import choice, closed, many, operation, query, ref
+from routing.orders import OrderError, is_confirmed
 from routing.refusals import SENTENCES, Refused, not_ledger_owner
 from routing.router import live
-from routing.snapshot import SnapshotError
+from routing.snapshot import SnapshotError, validate_snapshot
 
 DOCUMENTS: Final = ("config", "topology", "overlay")
 
@@ -86,9 +88,9 @@ class SnapshotsView(ManagementView):
         return Response({"object": "list", "data": [describe(row, active_id) for row in rows[:limit]]})
 
     @operation(
-        summary="Capture and validate documents",
+        summary="Capture and validate documents, or say what activating them would change",
         body={"application/json": ref("SnapshotUpload"), "multipart/form-data": ref("SnapshotUpload")},
-        answers={200: ref("Snapshot"), 201: ref("Snapshot")},
+        answers={200: {"anyOf": [ref("Snapshot"), ref("SnapshotPreview")]}, 201: ref("Snapshot")},
         refusals=(413, 415, 422),
         tag="snapshots",
     )
@@ -103,6 +105,8 @@ class SnapshotsView(ManagementView):
             # A form with more text or more fields than Django reads.
             raise _malformed(None) from None
         config, topology, overlay = documents_of(body)
+        if is_preview(body):
+            return Response(_preview(config, topology, overlay))
         row, is_new = capture(
             config, topology, overlay, source=RouterSnapshot.Source.REST, actor=actor_of(request)
         )
@@ -149,8 +153,7 @@ class ActivateView(ManagementView):
                     "applied": False,
                     "dry_run": True,
                     "snapshot_id": row.pk,
-                    **activation.plan_json(found.plan),
-                    "scopes": [activation.scope_json(scope) for scope in found.not_at_rest],
+                    **activation.preview_json(found),
                 }
             )
         # There is one activation at a time, and it may wait for an hour: the place is for who works.
@@ -172,7 +175,7 @@ class ActivateView(ManagementView):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationOrder:
-    """A well-formed request to activate; it is a preview unless it says ``confirm`` and not ``dry_run``."""
+    """A well-formed request to activate: a preview, but for ``confirm: true`` and ``dry_run: false``."""
 
     applies: bool
     drain_timeout: float | None
@@ -182,18 +185,16 @@ def parse_order(body: object) -> ActivationOrder:
     """Check a decoded body. Raises Refused for unknown fields and values of another type or out of bounds."""
     if type(body) is not dict or body.keys() - {"confirm", "dry_run", "drain_timeout"}:
         raise _malformed(None)
-    confirm, dry_run = body.get("confirm", False), body.get("dry_run", False)
-    for field, value in (("confirm", confirm), ("dry_run", dry_run)):
-        if type(value) is not bool:
-            raise _malformed(field)
+    try:
+        applies = is_confirmed(body)
+    except OrderError as error:
+        raise _malformed(error.field) from None
     timeout = body.get("drain_timeout")
     # NaN fails both comparisons.
     is_number = type(timeout) is int or type(timeout) is float
     if timeout is not None and not (is_number and 0 < timeout <= MAX_WAIT_SECONDS):
         raise _malformed("drain_timeout")
-    return ActivationOrder(
-        applies=confirm and not dry_run, drain_timeout=None if timeout is None else float(timeout)
-    )
+    return ActivationOrder(applies=applies, drain_timeout=None if timeout is None else float(timeout))
 
 
 def documents_of(body: object) -> tuple[bytes, bytes | None, bytes | None]:
@@ -202,12 +203,22 @@ def documents_of(body: object) -> tuple[bytes, bytes | None, bytes | None]:
         if any(len(values) != 1 for _, values in body.lists()):
             raise _malformed(None)
         body = body.dict()
-    if not isinstance(body, dict) or body.keys() - set(DOCUMENTS) or "config" not in body:
+    if not isinstance(body, dict) or body.keys() - {*DOCUMENTS, "dry_run"} or "config" not in body:
         raise _malformed(None)
     config, topology, overlay = (_document(body, name) for name in DOCUMENTS)
     if config is None:
         raise _malformed("config")
     return config, topology, overlay
+
+
+def is_preview(body: object) -> bool:
+    """Whether a body says ``dry_run`` (a form in letters), so that nothing is kept of it. Raises Refused."""
+    value = body.get("dry_run", False) if isinstance(body, Mapping) else False
+    if isinstance(body, QueryDict) and type(value) is str:
+        value = {"true": True, "false": False}.get(value)
+    if type(value) is not bool:
+        raise _malformed("dry_run")
+    return value
 
 
 def _document(body: Mapping[str, object], name: str) -> bytes | None:
@@ -236,15 +247,38 @@ def capture(
     try:
         return publishing.capture(config, topology, overlay, source=source, actor=actor, through=Through.REST)
     except SnapshotError as error:
-        code, text, sha256 = error.code, str(error), error.config_sha256
+        refusal = _refusal(error, config, topology, overlay)
     except django.db.Error:
         raise Refused(503, "not_persisted", "The snapshot could not be stored; there is none.") from None
+    # Outside of the except block, so that nothing is chained.
+    raise refusal
+
+
+def _preview(config: bytes, topology: bytes | None, overlay: bytes | None) -> dict[str, object]:
+    """What activating these documents would change. Nothing is kept. Raises Refused as `capture` does."""
+    try:
+        candidate = validate_snapshot(config, topology, overlay)
+    except SnapshotError as error:
+        refusal = _refusal(error, config, topology, overlay)
+    else:
+        return {
+            "applied": False,
+            "dry_run": True,
+            "config_sha256": candidate.config_sha256,
+            "topology_sha256": candidate.topology_sha256,
+            **activation.preview_json(activation.preview_of(live(), candidate)),
+        }
+    raise refusal
+
+
+def _refusal(error: SnapshotError, config: bytes, topology: bytes | None, overlay: bytes | None) -> Refused:
     found = itertools.islice(document_faults(config, topology, overlay), MAX_FAULTS)
     faults = [
         {"document": fault.document, "path": fault.fault.path, "message": fault.fault.message}
         for fault in found
     ]
-    raise Refused(422, code, text, extra={"config_sha256": sha256, "faults": faults})
+    extra = {"config_sha256": error.config_sha256, "faults": faults}
+    return Refused(422, error.code, str(error), extra=extra)
 
 
 def describe(row: RouterSnapshot, active_id: int | None) -> dict[str, object]:

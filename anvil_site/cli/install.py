@@ -6,22 +6,23 @@ is sent. The router validates them again before it activates them.
 
 import base64
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from routing.snapshot import SnapshotError, ValidatedSnapshot, validation_result
 
+from .changes import change_lines, step_lines
 from .client import Target, call
 from .outcome import Fault, Json, Outcome, RouterFault, failed, refusal_of, refused, tell_traceback
 from .shapes import bounded
+from .snapshots import PATH, order, refusal_data
 from .spec import Arguments
 from .topology import line, validate
 
-PATH: Final = "/v1/admin/snapshots"
 UPLOAD_TIMEOUT: Final = 60.0
-STEPS: Final = 3
-"""A tier's drain, the probes that verify it and the way back may each take the drain's time."""
+PREVIEW: Final = "preview: nothing was changed, --confirm installs it"
+LABEL: Final = "router install-config"
 
 
 def install_config(arguments: Arguments) -> Outcome:
@@ -36,32 +37,58 @@ def install_config(arguments: Arguments) -> Outcome:
     }
     if isinstance(snapshot, SnapshotError):
         return refused(snapshot.code, data=data, lines=(line(validation),))
-    if not confirmed:
-        preview = "preview: nothing was changed, --confirm installs it"
-        return Outcome(data=data, lines=(line(validation), preview))
     # An address that can't be one is bad input; it must not look like a router that is down.
     target = Target.from_environment()
     try:
+        if not confirmed:
+            return _preview(snapshot, data)
         number = _upload(snapshot)
     except RouterFault as fault:
         if fault.code == "router_unreachable" and target.is_local:
-            return _install_offline(snapshot, data)
+            return _install_offline(snapshot, data) if confirmed else _preview_offline(data)
         return refusal_of(fault, data=data)
     return _activate(number, arguments.seconds("drain-timeout"), data)
 
 
+def _preview(snapshot: ValidatedSnapshot, data: dict[str, Json]) -> Outcome:
+    """What the router says that it would change; it keeps nothing of what it was sent."""
+    body = {**_documents(snapshot), "dry_run": True}
+    answer = bounded(call("POST", PATH, body=body, timeout=UPLOAD_TIMEOUT).body)
+    if (
+        not isinstance(answer, Mapping)
+        or answer.get("applied") is not False
+        or answer.get("config_sha256") != snapshot.config_sha256
+    ):
+        raise RouterFault("malformed_answer")
+    data["activation"] = answer
+    lines = (line(validation_result(snapshot)), PREVIEW, *change_lines(answer))
+    return Outcome(data=data, lines=lines, online=True)
+
+
+def _preview_offline(data: dict[str, Json]) -> Outcome:
+    validation = data["validation"]
+    assert isinstance(validation, Mapping)
+    warning = "no router answers at ANVIL_URL: what it would change there is not known"
+    return Outcome(data=data, lines=(line(validation), PREVIEW), warnings=(warning,))
+
+
 def _upload(snapshot: ValidatedSnapshot) -> int:
     """Send the captured bytes; the number of the router's snapshot of exactly those."""
+    answer = call("POST", PATH, body=_documents(snapshot), timeout=UPLOAD_TIMEOUT).body
+    number = answer.get("id")
+    if type(number) is not int or number < 1 or answer.get("config_sha256") != snapshot.config_sha256:
+        raise RouterFault("malformed_answer")
+    return number
+
+
+def _documents(snapshot: ValidatedSnapshot) -> dict[str, Json]:
+    """The body that carries exactly the captured bytes."""
     body: dict[str, Json] = {"config": _base64(snapshot.config_bytes)}
     if snapshot.topology_bytes is not None:
         body["topology"] = _base64(snapshot.topology_bytes)
     if snapshot.overlay_bytes is not None:
         body["overlay"] = _base64(snapshot.overlay_bytes)
-    answer = call("POST", PATH, body=body, timeout=UPLOAD_TIMEOUT).body
-    number = answer.get("id")
-    if type(number) is not int or number < 1 or answer.get("config_sha256") != snapshot.config_sha256:
-        raise RouterFault("malformed_answer")
-    return number
+    return body
 
 
 def _base64(data: bytes) -> str:
@@ -69,24 +96,17 @@ def _base64(data: bytes) -> str:
 
 
 def _activate(number: int, drain_timeout: float | None, data: dict[str, Json]) -> Outcome:
-    body: dict[str, Json] = {"confirm": True}
-    if drain_timeout is not None:
-        body["drain_timeout"] = drain_timeout
     try:
-        answer = call(
-            "POST",
-            f"{PATH}/{number}/activate",
-            body=body,
-            timeout=UPLOAD_TIMEOUT + STEPS * (drain_timeout or 0.0),
-        )
+        answer = order(number, confirmed=True, drain_timeout=drain_timeout)
     except RouterFault as fault:
-        rest = {key: value for key, value in (fault.body or {}).items() if key != "error"}
-        data["activation"] = bounded(rest) or None
-        lines = (f"router install-config: {Fault(fault.code).line}", *_steps(data["activation"]))
+        told = refusal_data(fault)
+        data["activation"] = told or None
+        lines = (f"{LABEL}: {Fault(fault.code).line}", *step_lines(told))
         return refusal_of(fault, data=data, lines=lines)
     data["applied"] = True
-    data["activation"] = bounded(answer.body)
-    return Outcome(data=data, lines=("installed and active", *_steps(data["activation"])), online=True)
+    data["activation"] = answer
+    lines = (f"installed and active: snapshot {number}", *step_lines(answer))
+    return Outcome(data=data, lines=lines, online=True)
 
 
 def _install_offline(snapshot: ValidatedSnapshot, data: dict[str, Json]) -> Outcome:
@@ -106,14 +126,3 @@ def _install_offline(snapshot: ValidatedSnapshot, data: dict[str, Json]) -> Outc
     data["applied"] = True
     data["activation"] = bounded(activation)
     return Outcome(data=data, lines=("installed; it is active when the router starts",))
-
-
-def _steps(activation: Json) -> Iterable[str]:
-    """One line for each step or scope that the router reports."""
-    if not isinstance(activation, Mapping):
-        return
-    for key in ("steps", "scopes"):
-        found = activation.get(key)
-        for item in found if isinstance(found, list) else ():
-            words = item.values() if isinstance(item, Mapping) else (item,)
-            yield "  " + " ".join(str(word) for word in words if word is not None)

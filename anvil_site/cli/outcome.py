@@ -7,6 +7,7 @@ from the closed table below, so no operand, path, address, secret or exception t
 
 import json
 import os
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ ONLINE: Final[Mapping[str, Json]] = {"via": "router"}
 
 def clause(sentence: str) -> str:
     """A service's sentence as what follows a command's name and a colon."""
-    parts = sentence.removesuffix(".").split(". ")
+    parts = re.split(r"\. (?=[A-Z])", sentence.removesuffix("."))
     return "; ".join(f"{part[:1].lower()}{part[1:]}" for part in parts)
 
 
@@ -67,6 +68,7 @@ MESSAGES: Final[Mapping[str, str]] = {
     **{code: clause(text) for code, text in SENTENCES.items()},
     "invalid_request": "the router does not take a value of the request",
     "model_not_found": "the router has no such alias",
+    "no_such_document": "the snapshot has no such document",
     "drain_timed_out": "leases were still running when the time was up; the scope stays quiesced",
     "drain_reopened": "the scope was readmitted while it was being drained",
     "replica_lifecycle_unsupported": "a replica tier is managed member by member",
@@ -118,6 +120,7 @@ HINTS: Final[Mapping[str, str]] = {
     "name_taken": "take another; a revoked key keeps its name (anvil keys list)",
     "unknown_key": "anvil keys list shows them",
     "unknown_snapshot": "anvil snapshots list shows them",
+    "no_such_document": "anvil snapshots show lists those that it has",
     "model_not_found": "anvil router capacity lists the tiers, GET /v1/models the aliases",
     "activation_in_progress": "try again when that is over",
     "activation_not_persisted": "see whether the router's database can be written to",
@@ -189,14 +192,14 @@ class RouterFault(Exception):
 class Outcome:
     """The end of a command.
 
-    ``data`` is the envelope's; ``lines`` are what people read, derived from it; ``document`` is text that is
-    the answer itself (an exported file) and is printed whole in place of lines. ``online`` tells that a
+    ``data`` is the envelope's; ``lines`` are what people read, derived from it; ``document`` is the
+    answer itself (an exported file) and is printed whole in place of lines. ``online`` tells that a
     router answered.
     """
 
     data: Json = None
     lines: tuple[str, ...] = ()
-    document: str | None = None
+    document: str | bytes | None = None
     errors: tuple[Fault, ...] = ()
     warnings: tuple[str, ...] = ()
     exit_code: Literal[0, 1, 2] = DONE
@@ -263,6 +266,11 @@ def emit(command: str, outcome: Outcome, *, as_json: bool, out: TextIO, err: Tex
         return
     for warning in outcome.warnings:
         err.write(f"warning: {plain(warning)}\n")
+    if isinstance(outcome.document, bytes):
+        # Not one byte other than captured, whatever the terminal's encoding.
+        out.flush()
+        out.buffer.write(outcome.document)
+        return
     if outcome.document is not None:
         out.write(outcome.document)
         return

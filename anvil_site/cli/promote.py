@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from .changes import change_lines, promotion_lines
 from .client import call
 from .outcome import Fault, Json, Outcome, RouterFault, failed, refusal_of, refused
-from .shapes import bounded, rows_of, table_of
+from .shapes import bounded
 from .spec import MAX_SECONDS, Arguments
 
 PATH: Final = "/v1/admin/promotions"
@@ -53,21 +54,13 @@ def _order(arguments: Arguments) -> dict[str, Json] | Outcome:
     if (drain_timeout := arguments.seconds("drain-timeout")) is not None:
         body["drain_timeout"] = drain_timeout
     body["confirm"] = arguments.flag("confirm")
+    body["dry_run"] = not arguments.flag("confirm")
     return body
 
 
 def _lines(data: Json) -> Iterable[str]:
-    """What has to be at rest for a preview; the steps of a promotion, and what to do about a stopped one."""
-    if not isinstance(data, Mapping):
-        return
-    for scope in rows_of(data, "scopes"):
-        if "tier_id" in scope and "promotion" not in data:
-            yield f"  waits for {scope['tier_id']} to be at rest"
-    promotion = table_of(data, "promotion")
-    if not promotion:
-        return
-    for step in rows_of(promotion, "steps"):
-        yield f"  {step.get('step')} {step.get('outcome')}"
-    yield f"{promotion.get('tier_id')} to {promotion.get('resource_id')}: {promotion.get('state')}"
-    if isinstance(promotion.get("next_step"), str):
-        yield f"{promotion['next_step']}"
+    """What a preview would change; the steps of a promotion, and what to do about a stopped one."""
+    if isinstance(data, Mapping):
+        if "changes" in data:
+            yield from change_lines(data)
+        yield from promotion_lines(data)

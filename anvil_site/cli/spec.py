@@ -103,6 +103,8 @@ PORT: Final = Form("N", "1 to 65535", _whole(1, 65_535))
 NUMBER: Final = Form("N", "the number that the list shows", _whole(1, 2**31 - 1))
 NAME: Final = Form("NAME", "1 to 100 printable characters", _name)
 KEY_SCOPES: Final = Form("LIST", f"one or more of {','.join(SCOPES)}", _scopes)
+DOCUMENTS: Final = ("config", "topology", "overlay")
+DOCUMENT: Final = Form("WHICH", "config, topology or overlay", _matching(lambda text: text in DOCUMENTS))
 INSTANT: Final = Form("TIME", "an ISO 8601 date or time, UTC when it names no zone", _instant)
 
 

@@ -12,6 +12,7 @@ from . import (
     qualify,
     readers,
     site,
+    snapshots,
     spec,
     topology,
     transitions,
@@ -32,6 +33,12 @@ _TRANSITION: Final = (
     Option(name="reason", form=spec.REASON, help="why, as a code; a quiesce records it"),
     Option(name="timeout", form=spec.SECONDS, help="how long a drain waits"),
     Option(name="accept-unverified", help="readmit a tier that has no identity to verify"),
+)
+_SNAPSHOT: Final = Option(name="id", form=spec.NUMBER, required=True, help="the snapshot")
+_DRAIN_TIMEOUT: Final = Option(
+    name="drain-timeout",
+    form=spec.SECONDS,
+    help="quiesce and drain what the change needs drained, activate, verify and readmit it",
 )
 _LIMIT: Final = Option(name="limit", form=spec.LIMIT, help="at most so many of the newest")
 
@@ -71,12 +78,36 @@ LEAVES: Final[tuple[Leaf, ...]] = (
         needs="configure",
         options=(
             *_DOCUMENTS,
-            Option(
-                name="drain-timeout",
-                form=spec.SECONDS,
-                help="quiesce and drain what the change needs drained, activate, verify and readmit it",
-            ),
+            _DRAIN_TIMEOUT,
         ),
+        mutates=True,
+    ),
+    Command(
+        words=("snapshots", "list"),
+        summary="The captured configurations, newest first, and which one is active.",
+        reach="router",
+        run=snapshots.listing,
+        needs="configure",
+        options=(_LIMIT,),
+    ),
+    Command(
+        words=("snapshots", "show"),
+        summary="One captured configuration, or exactly the bytes of one document of it.",
+        reach="router",
+        run=snapshots.show,
+        needs="configure",
+        options=(
+            _SNAPSHOT,
+            Option(name="document", form=spec.DOCUMENT, help="print this document and nothing else"),
+        ),
+    ),
+    Command(
+        words=("snapshots", "activate"),
+        summary="Make a captured configuration the active one, an earlier one again, too.",
+        reach="router",
+        run=snapshots.activate,
+        needs="configure",
+        options=(_SNAPSHOT, _DRAIN_TIMEOUT),
         mutates=True,
     ),
     Command(

@@ -70,7 +70,7 @@ def capture(router: Router, wanted: Documents) -> int:
 
 def activate(router: Router, number: int, **order: object) -> Answer:
     path = f"{SNAPSHOTS}/{number}/activate"
-    return router.request("POST", path, body={"confirm": True, **order}, timeout=60.0)
+    return router.request("POST", path, body={"confirm": True, "dry_run": False, **order}, timeout=60.0)
 
 
 def chats(engine: Engine) -> int:

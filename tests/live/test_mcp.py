@@ -291,7 +291,7 @@ def test_a_port_that_is_taken_is_told(router: Router) -> None:
             timeout=30,
         )
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.splitlines()[-1] == "mcp: the port is not free"
+    assert ran.stderr.splitlines()[-1] == "mcp: the port is not free; take another --port (mcp_port_taken)"
 
 
 def test_a_client_that_leaves_ends_the_process_though_a_drain_waits(

@@ -356,7 +356,10 @@ def test_the_command_line_does_all_of_it(router: Router, engines: list[Engine], 
     assert key not in listed.out
     as_ops = {"ANVIL_URL": router.url, "ANVIL_TOKEN": key}
     assert anvil("router", "transition-status", environ=as_ops).code == 0
-    assert anvil("keys", "list", environ=as_ops).err == "keys list: the key in ANVIL_TOKEN lacks the scope\n"
+    assert anvil("keys", "list", environ=as_ops).err == (
+        "keys list: the key in ANVIL_TOKEN lacks the scope; "
+        "this needs configure; who may configure can make one: anvil keys create (forbidden)\n"
+    )
     number = str(created.envelope["data"]["id"])
     assert command(router, "keys", "revoke", "--id", number, "--confirm").code == 0
     assert anvil("router", "transition-status", environ=as_ops).code == 1

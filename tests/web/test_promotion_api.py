@@ -51,7 +51,7 @@ def test_an_order_is_a_preview_unless_it_is_confirmed(site: Site) -> None:
         "settings": [],
         "scopes": [{"tier_id": "solo", "member_id": None}],
     }
-    for more in ({}, {"confirm": False}, {"confirm": True, "dry_run": True}):
+    for more in ({}, {"confirm": True}, {"confirm": False}, {"confirm": True, "dry_run": True}):
         reply = post(site, **ORDER, **more)
         assert (reply.status, reply.json) == (200, expected)
         assert reply.headers["cache-control"] == "no-store"
@@ -59,7 +59,7 @@ def test_an_order_is_a_preview_unless_it_is_confirmed(site: Site) -> None:
 
 
 def test_a_confirmed_order_is_carried_out_and_listed(site: Site) -> None:
-    reply = post(site, **ORDER, drain_timeout=2, confirm=True)
+    reply = post(site, **ORDER, drain_timeout=2, confirm=True, dry_run=False)
     assert reply.status == 200
     assert (reply.json["applied"], reply.json["action"]) == (True, "promote")
     shown = reply.json["promotion"]
@@ -86,7 +86,7 @@ def test_a_confirmed_order_is_carried_out_and_listed(site: Site) -> None:
 
 def test_a_refusal_shows_the_promotion_beside_the_error(site: Site) -> None:
     site.control.probes.answers["gamma"] = models("another-model")
-    reply = post(site, **ORDER, confirm=True)
+    reply = post(site, **ORDER, confirm=True, dry_run=False)
     assert (reply.status, reply.json["error"]["code"]) == (409, "verification_failed")
     assert reply.json["promotion"]["state"] == "rolled_back"
     assert "another-model" not in reply.body.decode()
@@ -107,13 +107,13 @@ def test_a_stopped_promotion_is_shown_previewed_and_given_an_outcome(
     preview = post(site, action=action)
     assert preview.json == {"applied": False, "dry_run": True, "action": action, "promotion": listed}
     assert site.facts() == before
-    done = post(site, action=action, confirm=True, drain_timeout=PATIENCE)
+    done = post(site, action=action, confirm=True, dry_run=False, drain_timeout=PATIENCE)
     assert (done.status, done.json["promotion"]["state"]) == (200, state)
     assert site.place == place
 
 
 def test_there_may_be_nothing_to_resume(site: Site) -> None:
-    for more in ({}, {"confirm": True}):
+    for more in ({}, {"confirm": True, "dry_run": False}):
         reply = post(site, action="resume", **more)
         assert (reply.status, reply.json["error"]["code"]) == (409, "no_stopped_promotion")
 
@@ -130,7 +130,7 @@ def test_replica_tiers_and_absent_ones_are_refused_in_the_fixed_words(
     site: Site, tier: str, code: str
 ) -> None:
     before = site.facts()
-    for more in ({}, {"confirm": True}):
+    for more in ({}, {"confirm": True, "dry_run": False}):
         reply = post(site, tier_id=tier, resource_id="gamma", **more)
         assert (reply.status, reply.json["error"]["code"], reply.json["error"]["message"]) == (
             409,
@@ -206,7 +206,9 @@ def test_only_who_may_configure_gets_in(site: Site, scope: str) -> None:
 
 def test_a_promotion_that_waits_leaves_its_place_to_others(site: Site) -> None:
     site.control.run_request("solo")
-    with in_thread(lambda: post(site, **ORDER, confirm=True, drain_timeout=PATIENCE)) as result:
+    with in_thread(
+        lambda: post(site, **ORDER, confirm=True, dry_run=False, drain_timeout=PATIENCE)
+    ) as result:
         eventually(lambda: site.router.ledger.snapshot("solo").draining)
         places = [site.router.operations.at_work.acquire(blocking=False) for _ in range(4)]
         for _ in places:

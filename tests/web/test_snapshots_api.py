@@ -60,7 +60,8 @@ def post(control: Control, config: bytes | str, topology: bytes | str | None = T
 
 
 def activate(control: Control, number: int, **order: object) -> Reply:
-    return control.request("POST", f"{SNAPSHOTS}/{number}/activate", {"confirm": True, **order})
+    wanted = {"confirm": True, "dry_run": False, **order}
+    return control.request("POST", f"{SNAPSHOTS}/{number}/activate", wanted)
 
 
 @pytest.fixture
@@ -261,6 +262,43 @@ def test_an_unknown_snapshot(control: Control, first: int, path: str) -> None:
         assert (reply.status, reply.json["error"]["code"]) == (404, "unknown_snapshot")
 
 
+# --- Preview ----------------------------------------------------------------------------------------------
+
+
+def test_documents_can_be_previewed_without_being_kept(control: Control, first: int) -> None:
+    before = control.facts()
+    reply = control.request("POST", SNAPSHOTS, {**body(SOLO_ELSEWHERE), "dry_run": True})
+    assert (reply.status, reply.json) == (
+        200,
+        {
+            "applied": False,
+            "dry_run": True,
+            "config_sha256": hashlib.sha256(SOLO_ELSEWHERE.encode()).hexdigest(),
+            "topology_sha256": hashlib.sha256(TOPOLOGY.encode()).hexdigest(),
+            "changes": [CHANGE],
+            "settings": [],
+            "scopes": [{"tier_id": "solo", "member_id": None}],
+        },
+    )
+    assert control.facts() == before
+    assert RouterSnapshot.objects.count() == 1
+
+
+def test_a_preview_of_bad_documents_tells_their_faults(control: Control, first: int) -> None:
+    reply = control.request("POST", SNAPSHOTS, {**body(BROKEN), "dry_run": True})
+    assert (reply.status, reply.json["error"]["code"]) == (422, "router_config_invalid")
+    assert [fault["path"] for fault in reply.json["faults"]] == [
+        "router.model_routes.capacity",
+        "router.tiers[1].max_concurrency",
+    ]
+
+
+@pytest.mark.parametrize("value", [None, "true", 1])
+def test_a_dry_run_is_a_boolean(control: Control, first: int, value: object) -> None:
+    reply = control.request("POST", SNAPSHOTS, {**body(CONFIG), "dry_run": value})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "dry_run")
+
+
 # --- Activate ---------------------------------------------------------------------------------------------
 
 SOLO_ELSEWHERE = CONFIG.replace('"http://solo/v1"', '"http://solo-2/v1"')
@@ -274,7 +312,10 @@ CHANGE = {
 }
 
 
-@pytest.mark.parametrize("order", [{}, {"confirm": False}, {"confirm": True, "dry_run": True}])
+@pytest.mark.parametrize(
+    "order",
+    [{}, {"confirm": True}, {"dry_run": False}, {"confirm": False}, {"confirm": True, "dry_run": True}],
+)
 def test_without_confirmation_it_says_what_would_happen(
     control: Control, first: int, order: dict[str, object]
 ) -> None:

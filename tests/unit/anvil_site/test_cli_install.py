@@ -20,6 +20,35 @@ CASE = corpus.snapshot_case("valid-overlay")
 DIGEST = hashlib.sha256(CASE.config.read_bytes()).hexdigest()
 
 
+ACTIVATED = {"applied": True, "snapshot_id": 7, "previous_snapshot_id": 6, "steps": []}
+
+
+def change(scope: str, kind: str, *keys: str, drain: bool) -> dict[str, Any]:
+    tier, _, member = scope.partition("/")
+    return {
+        "tier_id": tier,
+        "member_id": member or None,
+        "change": kind,
+        "keys": list(keys),
+        "needs_drain": drain,
+        "starts_cold": drain and kind != "removed",
+    }
+
+
+PREVIEW = {
+    "applied": False,
+    "dry_run": True,
+    "config_sha256": DIGEST,
+    "changes": [
+        change("pair/member-a", "changed", "base_url", drain=True),
+        change("pair/member-b", "removed", drain=True),
+        change("solo", "changed", "max_concurrency", "timeout", drain=False),
+    ],
+    "settings": ["router.relay_timeout"],
+    "scopes": [{"tier_id": "pair", "member_id": "member-a"}],
+}
+
+
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
     """The options that name the documents of CASE, in a directory that a test may change."""
@@ -57,7 +86,7 @@ class TestThroughTheRouter:
         self, anvil: Anvil, router: FakeRouter, words: list[str]
     ) -> None:
         router.answer("POST", PATH, 201, {"id": 7, "config_sha256": DIGEST})
-        router.answer("POST", f"{PATH}/7/activate", 200, {"activated": True, "snapshot_id": 7})
+        router.answer("POST", f"{PATH}/7/activate", 200, ACTIVATED)
         result = anvil(*words, "--confirm", "--json")
         assert result.code == 0
         envelope = result.envelope
@@ -65,11 +94,11 @@ class TestThroughTheRouter:
         assert envelope["data"]["applied"] is True
         assert envelope["data"]["dry_run"] is False
         assert envelope["data"]["validation"]["config_sha256"] == DIGEST
-        assert envelope["data"]["activation"] == {"activated": True, "snapshot_id": 7}
+        assert envelope["data"]["activation"] == ACTIVATED
         upload, activate = router.asked
         config, topology, overlay = CASE.data()
         assert decoded(upload.json) == {"config": config, "topology": topology, "overlay": overlay}
-        assert activate.json == {"confirm": True}
+        assert activate.json == {"confirm": True, "dry_run": False}
 
     def test_only_the_documents_that_there_are(
         self, anvil: Anvil, router: FakeRouter, tmp_path: Path
@@ -79,16 +108,16 @@ class TestThroughTheRouter:
         config.write_bytes(data)
         digest = hashlib.sha256(data).hexdigest()
         router.answer("POST", PATH, 201, {"id": 8, "config_sha256": digest})
-        router.answer("POST", f"{PATH}/8/activate", 200, {})
+        router.answer("POST", f"{PATH}/8/activate", 200, {**ACTIVATED, "snapshot_id": 8})
         result = anvil("router", "install-config", "--config", str(config), "--confirm")
-        assert (result.code, result.out) == (0, "installed and active\n")
+        assert (result.code, result.out) == (0, "installed and active: snapshot 8\n")
         assert decoded(router.asked[0].json) == {"config": data}
 
     def test_a_file_that_changes_after_its_capture_changes_nothing(
         self, anvil: Anvil, router: FakeRouter, words: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         router.answer("POST", PATH, 201, {"id": 7, "config_sha256": DIGEST})
-        router.answer("POST", f"{PATH}/7/activate", 200, {})
+        router.answer("POST", f"{PATH}/7/activate", 200, ACTIVATED)
         upload: Callable[..., int] = install._upload
 
         def change_first(snapshot: Any) -> int:
@@ -125,14 +154,20 @@ class TestThroughTheRouter:
 
     def test_the_drain_timeout_is_sent(self, anvil: Anvil, router: FakeRouter, words: list[str]) -> None:
         steps = [
-            {"step": "quiesce", "tier_id": "pair", "ok": True},
-            {"step": "activate", "tier_id": None, "ok": True},
+            {"step": "quiesce", "tier_id": "pair", "member_id": None, "outcome": "quiesced"},
+            {"step": "verify", "tier_id": "pair", "member_id": "member-a", "outcome": "identity_passed"},
+            {"step": "activate", "outcome": "activated"},
         ]
         router.answer("POST", PATH, 201, {"id": 7, "config_sha256": DIGEST})
-        router.answer("POST", f"{PATH}/7/activate", 200, {"activated": True, "steps": steps})
+        router.answer("POST", f"{PATH}/7/activate", 200, {**ACTIVATED, "steps": steps})
         result = anvil(*words, "--confirm", "--drain-timeout", "12.5")
-        assert result.out == "installed and active\n  quiesce pair True\n  activate True\n"
-        assert router.asked[1].json == {"confirm": True, "drain_timeout": 12.5}
+        assert result.out == (
+            "installed and active: snapshot 7\n"
+            "  Quiesce pair: quiesced\n"
+            "  Verify pair/member-a: it is healthy and serves the expected model\n"
+            "  Move the pointer and swap: activated\n"
+        )
+        assert router.asked[1].json == {"confirm": True, "dry_run": False, "drain_timeout": 12.5}
 
     def test_what_is_not_drained_is_named(self, anvil: Anvil, router: FakeRouter, words: list[str]) -> None:
         scopes = [{"tier_id": "pair", "member_id": None}]
@@ -172,18 +207,55 @@ class TestThroughTheRouter:
 
 @pytest.mark.requirement("Q-T015")
 class TestBeforeAnything:
-    def test_without_confirm_nothing_is_asked_or_changed(
+    def test_without_confirm_the_router_says_what_it_would_change(
         self, anvil: Anvil, router: FakeRouter, words: list[str], no_data_directory: list[object]
     ) -> None:
+        """The preview said that the files were valid, and nothing of what they would do."""
+        for _ in range(2):
+            router.answer("POST", PATH, 200, PREVIEW)
         enveloped = anvil(*words, "--json")
         assert enveloped.code == 0
-        assert enveloped.envelope["context"] is None
+        assert enveloped.envelope["context"] == {"via": "router"}
         assert enveloped.envelope["data"]["applied"] is False
         assert enveloped.envelope["data"]["dry_run"] is True
         assert enveloped.envelope["data"]["validation"]["valid"] is True
+        assert enveloped.envelope["data"]["activation"] == PREVIEW
         shown = anvil(*words)
-        assert shown.out.splitlines()[1] == "preview: nothing was changed, --confirm installs it"
-        assert router.asked == []
+        assert shown.out.splitlines()[1:] == [
+            "preview: nothing was changed, --confirm installs it",
+            "  pair/member-a: changed base_url; is to be drained; serves once its own first probe has passed",
+            "  pair/member-b: removed; is drained; gone afterwards",
+            "  solo: changed max_concurrency, timeout; needs nothing; its traffic does not notice",
+            "  router.relay_timeout: changed; applies to the next request",
+        ]
+        config, topology, overlay = CASE.data()
+        for asked in router.asked:
+            sent = asked.json
+            assert sent.pop("dry_run") is True
+            assert decoded(sent) == {"config": config, "topology": topology, "overlay": overlay}
+        assert no_data_directory == []
+
+    def test_a_preview_that_is_about_something_else_is_none(
+        self, anvil: Anvil, router: FakeRouter, words: list[str]
+    ) -> None:
+        for change in ({"applied": True}, {"config_sha256": "0" * 64}):
+            router.answer("POST", PATH, 200, {**PREVIEW, **change})
+            assert anvil(*words, "--json").envelope["errors"][0]["code"] == "malformed_answer"
+
+    def test_a_preview_without_a_router_says_that_it_does_not_know(
+        self,
+        anvil: Anvil,
+        words: list[str],
+        no_data_directory: list[object],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("ANVIL_URL", "http://127.0.0.1:9")
+        shown = anvil(*words)
+        assert shown.code == 0
+        assert shown.out.splitlines()[1:] == ["preview: nothing was changed, --confirm installs it"]
+        assert shown.err == (
+            "warning: no router answers at ANVIL_URL: what it would change there is not known\n"
+        )
         assert no_data_directory == []
 
     @pytest.mark.parametrize("case", corpus.snapshot_cases(valid=False), ids=lambda case: case.name)

@@ -29,6 +29,7 @@ VALID = {
     "NAME": "somebody",
     "LIST": "infer",
     "TIME": "2030-01-01",
+    "WHICH": "config",
 }
 
 

@@ -33,6 +33,7 @@ VALID = {
     "NAME": "somebody",
     "LIST": "infer",
     "TIME": "2030-01-01",
+    "WHICH": "config",
 }
 
 
@@ -174,6 +175,7 @@ BAD_VALUES = {
     "N": ["", "0", "-1", "1.5", "+3", "1_0", "٣", "9" * 5000, "1e2"],
     "NAME": ["", " a", "a\n", "a" * 101, "\x1b[31m"],
     "LIST": ["", "infer,", "infer,infer", "root", "infer observe"],
+    "WHICH": ["", "both", "Config", "config,topology"],
     "TIME": ["", "tomorrow", "2030-13-01", "99999-01-01"],
 }
 

@@ -29,7 +29,16 @@ STOPPED = {**PROMOTION, "state": "stopped", "next_step": NEXT}
 @pytest.mark.parametrize(
     ("words", "body"),
     [
-        (MOVE, {"action": "promote", "tier_id": "primary", "resource_id": "llm-b", "confirm": False}),
+        (
+            MOVE,
+            {
+                "action": "promote",
+                "tier_id": "primary",
+                "resource_id": "llm-b",
+                "confirm": False,
+                "dry_run": True,
+            },
+        ),
         (
             (*MOVE, "--drain-timeout", "7", "--confirm"),
             {
@@ -38,12 +47,13 @@ STOPPED = {**PROMOTION, "state": "stopped", "next_step": NEXT}
                 "resource_id": "llm-b",
                 "drain_timeout": 7.0,
                 "confirm": True,
+                "dry_run": False,
             },
         ),
-        (("promote", "--resume"), {"action": "resume", "confirm": False}),
+        (("promote", "--resume"), {"action": "resume", "confirm": False, "dry_run": True}),
         (
             ("promote", "--rollback", "--drain-timeout", "7", "--confirm"),
-            {"action": "rollback", "drain_timeout": 7.0, "confirm": True},
+            {"action": "rollback", "drain_timeout": 7.0, "confirm": True, "dry_run": False},
         ),
     ],
 )
@@ -92,19 +102,31 @@ def test_a_preview_says_what_it_waits_for(anvil: Anvil, router: FakeRouter) -> N
         "action": "promote",
         "tier_id": "primary",
         "resource_id": "llm-b",
-        "changes": [],
+        "changes": [
+            {
+                "tier_id": "primary",
+                "member_id": None,
+                "change": "changed",
+                "keys": ["base_url"],
+                "needs_drain": True,
+                "starts_cold": True,
+            }
+        ],
         "settings": [],
         "scopes": [{"tier_id": "primary", "member_id": None}],
     }
     router.answer("POST", PATH, 200, preview)
     assert anvil(*MOVE).out == (
-        "preview: promote; nothing was changed, --confirm does it\n  waits for primary to be at rest\n"
+        "preview: promote; nothing was changed, --confirm does it\n"
+        "  primary: changed base_url; is to be drained; serves once its own first probe has passed\n"
     )
 
 
 def test_what_was_done_is_told_step_by_step(anvil: Anvil, router: FakeRouter) -> None:
     router.answer("POST", PATH, 200, {"applied": True, "action": "promote", "promotion": PROMOTION})
-    assert anvil(*MOVE, "--confirm").out == ("promote: done\n  promote begun\nprimary to llm-b: promoted\n")
+    assert anvil(*MOVE, "--confirm").out == (
+        "promote: done\n  Keep both configurations: begun\nprimary to llm-b: promoted\n"
+    )
 
 
 def test_a_refusal_shows_the_promotion_and_what_to_do_next(anvil: Anvil, router: FakeRouter) -> None:
@@ -119,7 +141,7 @@ def test_a_refusal_shows_the_promotion_and_what_to_do_next(anvil: Anvil, router:
     assert result.err.splitlines() == [
         "promote: what changed could not be verified and stays quiesced; the pointer could not be moved "
         "back; see why: anvil router transition-status (restore_not_persisted)",
-        "  promote begun",
+        "  Keep both configurations: begun",
         "primary to llm-b: stopped",
         NEXT,
     ]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from anvil_site.cli.outcome import HINTS, MESSAGES, Fault
-from routing.refusals import SENTENCES
+from anvil_site.cli.outcome import HINTS, MESSAGES, Fault, clause
+from routing.refusals import KEY_RULES, SENTENCES
 from routing.snapshot import CODES
 from tests.unit.anvil_site.cli_support import Anvil, FakeRouter
 
@@ -129,6 +129,6 @@ class TestKeys:
     def test_a_field_that_breaks_its_rule(self, anvil: Anvil, router: FakeRouter) -> None:
         router.answer("POST", KEYS, 400, refusal("invalid_request", param="name"))
         assert anvil("keys", "create", "--name", "bootstrap", "--scopes", "infer", "--confirm").err == (
-            "keys create: the router does not take a value of the request; a name has 1 to 100 printable "
-            "characters, no blank at either end, and is no key itself (invalid_request)\n"
+            "keys create: the router does not take a value of the request; "
+            f"{clause(KEY_RULES['name'])} (invalid_request)\n"
         )

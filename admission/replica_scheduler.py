@@ -552,16 +552,18 @@ _SCORE_KEYS = frozenset(
 )
 
 
-def decision_as_dict(decision: ReplicaDecision) -> dict[str, object]:
+def decision_as_dict(decision: ReplicaDecision, *, checked: bool = False) -> dict[str, object]:
     """The canonical JSON form: exactly four keys, and seven in each score; enums as plain strings.
 
-    Checks the decision first (``copy_replica_decision``), so it raises ValueError for a forged one.
+    Checks the decision first (``copy_replica_decision``), so it raises ValueError for a forged one. That is
+    most of the work; ``checked`` says that it was done: the decision is a canonical record's.
     """
-    checked = copy_replica_decision(decision)
+    if not checked:
+        decision = copy_replica_decision(decision)
     return {
-        "selected_member_id": checked.selected_member_id,
-        "reason": checked.reason.value,
-        "eligible_member_ids": list(checked.eligible_member_ids),
+        "selected_member_id": decision.selected_member_id,
+        "reason": decision.reason.value,
+        "eligible_member_ids": list(decision.eligible_member_ids),
         "scores": [
             {
                 "member_id": score.member_id,
@@ -572,7 +574,7 @@ def decision_as_dict(decision: ReplicaDecision) -> dict[str, object]:
                 "upstream_pressure_ppm": score.upstream_pressure_ppm,
                 "rotating_rank": score.rotating_rank,
             }
-            for score in checked.scores
+            for score in decision.scores
         ],
     }
 

@@ -335,7 +335,7 @@ def record_as_dict(record: DecisionRecord) -> dict[str, object]:
     if record.replica_selection is not None:
         result["replica_selection"] = record.replica_selection
     if record.replica_scheduler is not None:
-        result["replica_scheduler"] = decision_as_dict(record.replica_scheduler)
+        result["replica_scheduler"] = decision_as_dict(record.replica_scheduler, checked=True)
     return result
 
 

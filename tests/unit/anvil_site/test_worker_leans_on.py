@@ -6,9 +6,8 @@ import select
 import signal
 import socket
 import threading
-import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,11 +24,9 @@ from gunicorn.workers.base import Worker
 from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
 from packaging.specifiers import SpecifierSet
 
-from anvil_site.executor import Executor
 from anvil_site.incoming import parse_head
 from anvil_site.outlet import Outlet
 from anvil_site.worker import AnvilWorker, plain_request
-from telemetry.evidence import ExecutorReading
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 5.0
@@ -341,42 +338,3 @@ def test_a_reload_is_announced_before_the_successor_is_made() -> None:
 
     assert source.index("self.cfg.on_reload(self)") < source.index("self.spawn_worker()")
     assert spawn.index("self.worker_class(") < spawn.index("os.fork()") < spawn.index("worker.init_process()")
-
-
-# The executors of the standard library
-
-
-def test_an_executor_tells_how_busy_it_is() -> None:
-    started, go_on = threading.Event(), threading.Event()
-    with Executor(2, name="test") as pool:
-        assert pool.reading() == ExecutorReading(busy=0, waiting=0)
-
-        def work() -> None:
-            started.set()
-            go_on.wait(PATIENCE)
-
-        # Where work has waited once, the library's own count of idle threads is too high ever after.
-        for _ in range(2):
-            started.clear()
-            go_on.clear()
-            tasks = [pool.submit(work) for _ in range(5)]
-            assert started.wait(PATIENCE)
-            until(lambda: pool.reading() == ExecutorReading(busy=2, waiting=3))
-            go_on.set()
-            for task in tasks:
-                task.result(PATIENCE)
-            until(lambda: pool.reading() == ExecutorReading(busy=0, waiting=0))
-
-
-def test_what_fails_in_an_executor_counts_no_longer() -> None:
-    with Executor(1, name="test") as pool:
-        with pytest.raises(ZeroDivisionError):
-            pool.submit(lambda: 1 // 0).result(PATIENCE)
-        until(lambda: pool.reading().busy == 0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.001)

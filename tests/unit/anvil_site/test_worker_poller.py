@@ -371,7 +371,9 @@ def test_an_answer_that_is_read_slowly_holds_no_thread_and_arrives_whole(
     send(worker, sock, request())
     worker.turn_until(lambda: worker.plane.asked)
     # Its thread is free again while the caller has not read a byte.
-    assert worker.tpool.submit(lambda: "free").result(PATIENCE) == "free"
+    free = threading.Event()
+    worker.tpool.submit(free.set)
+    assert free.wait(PATIENCE)
     worker.turn_until(lambda: worker.loop.stats().flows == 1)
     assert worker._bodies.held > 0
 

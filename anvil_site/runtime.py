@@ -33,6 +33,7 @@ from telemetry.entries import EntryWriter
 from telemetry.evidence import ProcessEvidence
 from telemetry.log_handler import site_writer
 from telemetry.pressure import ReplicaPressureCache
+from telemetry.troubles import Troubles
 from telemetry.watchdog import Watchdog
 from telemetry.writer import BoundedWriter
 
@@ -67,9 +68,15 @@ class Runtime:
         self._data_plane: DataPlane | None = None
         self.evidence = ProcessEvidence(self.log)
         self._watchdog = Watchdog()
+        self._troubles = Troubles()
         self.evidence.writers = self._writers
         self.evidence.management_refusals = audit.refusals
-        self.router = Router(evidence=self.evidence, pressure_factory=make_pressure, auth=auth)
+        self.router = Router(
+            evidence=self.evidence,
+            pressure_factory=make_pressure,
+            auth=auth,
+            own_hosts=settings.ALLOWED_HOSTS,
+        )
         self.router.on_install.append(self._follow)
 
     @property
@@ -202,6 +209,7 @@ class Runtime:
             self._refresh_pressure,
             self._sample,
             self._watch,
+            self._tell,
         ):
             try:
                 step()
@@ -222,6 +230,9 @@ class Runtime:
 
     def _watch(self) -> None:
         self._watchdog.run_once(self.router, self.evidence)
+
+    def _tell(self) -> None:
+        self._troubles.run_once(self.router, self.evidence)
 
     def _keep_rows(self) -> None:
         while not self._stopping.wait(LAST_USED_SECONDS):

@@ -56,6 +56,8 @@ class ProcessEvidence:
         """Unix time, for people."""
         self.began = time.monotonic()
         """What the uptime is counted from."""
+        self.wall_clock_jumps = 0
+        """How often the wall clock was found set."""
         self.log = log
         self.history = History()
         self.live = EngineMetricsPoller()

@@ -135,6 +135,11 @@ BUFFER_CAPACITY: Final = Series(
 START_TIME: Final = Series(
     "anvil_router_process_start_time_seconds", "gauge", "Unix time at which the process started."
 )
+CLOCK_JUMPS: Final = Series(
+    "anvil_wall_clock_jumps_total",
+    "counter",
+    "How often the wall clock was found set by five seconds or more.",
+)
 BUILD: Final = Series("anvil_build_info", "gauge", "1, with the version that runs.", ("version",))
 OWNS_LEDGER: Final = Series("anvil_owns_ledger", "gauge", "1 when this process owns the admission ledger.")
 READY: Final = Series("anvil_ready", "gauge", "1 when /readyz says so.")
@@ -217,6 +222,7 @@ SERIES: Final[Mapping[str, Series]] = {
         BUFFER_REQUESTS,
         *_BUFFER_FIGURES.values(),
         START_TIME,
+        CLOCK_JUMPS,
         BUILD,
         OWNS_LEDGER,
         READY,
@@ -364,6 +370,7 @@ class PrometheusExporter:
     def _process(self) -> Iterator[Point]:
         router = self._router
         yield Point(START_TIME, (), self._evidence.started_at)
+        yield Point(CLOCK_JUMPS, (), self._evidence.wall_clock_jumps)
         yield Point(BUILD, (VERSION,), 1)
         yield Point(OWNS_LEDGER, (), int(router.owns_ledger))
         yield Point(READY, (), int(router.not_ready_reason() is None))

@@ -215,10 +215,11 @@ def test_a_wall_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing(
     asker = begin_drain(connect, router, "direct", timeout=600.0)
 
     with Load(router, "live.chat") as load:
-        for offset in JUMPS:
+        for number, offset in enumerate(JUMPS, start=1):
             load.await_more()
             wall.jump(offset)
             load.await_more()
+            eventually(lambda number=number: gauges(router, "anvil_wall_clock_jumps_total") == [number])  # type: ignore[misc]
 
             # Moments are the new clock's, probes go on, and what is an age or a duration knows no jump.
             eventually(lambda: seconds_off(log_of_decisions(router)[-1]["timestamp"], wall) < 5)
@@ -242,6 +243,8 @@ def test_a_wall_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing(
     assert max(gauges(router, "anvil_request_seconds_sum")) < 120 * len(records)
     assert set(gauges(router, "anvil_member_flaps_total")) == {0.0}
     assert router.worker_pid == worker
+    told = re.findall(r"the wall clock jumped by ([+-]\d+) s", router.log)
+    assert told == ["+18000", "-43200", "+25200"]
     assert "TIMEOUT" not in router.log
     assert "has not turned" not in router.log
 

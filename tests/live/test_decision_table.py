@@ -96,3 +96,5 @@ def test_a_locked_database_slows_no_request_and_costs_counted_entries(router: Ro
         return True
 
     eventually(settled, timeout=15.0, interval=0.1)
+    assert router.log.count("cannot write: entries are lost until it can") == 1
+    assert router.log.count("writes again, ") == 1

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -188,6 +189,38 @@ def test_a_full_database_stops_no_request_and_a_quiesce_holds_all_the_same(
     assert router.chat("live.direct").status == 200
 
 
+# A database that somebody else has locked -----------------------------------------------------------------
+
+
+def test_a_database_locked_by_another_process_stops_no_request_and_a_quiesce_holds_all_the_same(
+    make_router: MakeRouter, engines: list[Engine]
+) -> None:
+    router = make_router(installed(engines)).start()
+    path = router.directory / "data" / "anvil.sqlite3"
+    answers: list[Answer] = []
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        order = threading.Thread(target=lambda: answers.append(do(router, "quiesce", "direct")))
+        order.start()
+        # It is closed at once; what waits for the database is its row.
+        eventually(lambda: is_quiesced(router, "direct"))
+        assert router.chat("live.direct").status == 503
+        for _ in range(20):
+            assert router.chat("live.chat").status == 200
+        order.join(20.0)
+        other.rollback()
+    (answer,) = answers
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "intent_not_persisted")
+    assert router.chat("live.direct").status == 503
+    metrics = router.request("GET", "/metrics").body.decode()
+    assert 'anvil_management_refusals_total{action="quiesce",code="intent_not_persisted"} 1.0' in metrics
+    assert router.log.count("refused action=quiesce code=intent_not_persisted") == 1
+    assert do(router, "quiesce", "direct").status == 200
+    assert do(router, "readmit", "direct").status == 200
+    assert router.chat("live.direct").status == 200
+    assert "Traceback" not in router.log
+
+
 # A data directory that nobody may write -------------------------------------------------------------------
 
 
@@ -236,6 +269,7 @@ def test_a_data_directory_that_turns_read_only_stops_no_request(
         assert 'anvil_management_refusals_total{action="quiesce",code="intent_not_persisted"} 1.0' in metrics
     assert do(router, "quiesce", "direct").status == 200
     assert do(router, "readmit", "direct").status == 200
+    assert router.log.count("refused action=quiesce code=intent_not_persisted") == 1
     assert "Traceback" not in router.log
 
 

@@ -54,6 +54,8 @@ PROMPT_ANSWER: Final = 1.0
 HEAD_SECONDS: Final = 10.0
 """After which the router gives up on a head."""
 
+TURNED_AWAY: Final = "requests are turned away: every place or the whole body budget is taken"
+
 HALF_A_HEAD: Final = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-"
 HALF_A_BODY: Final = build_request("POST", CHAT, body=b"{" + b" " * 5000)[:-4000]
 
@@ -177,6 +179,7 @@ def test_silent_streams_that_take_every_place_stop_nobody_but_the_next_stream(
     metrics = router.request("GET", "/metrics").body.decode()
     assert f"anvil_front_door_places {SIZE.places}.0" in metrics
     assert 'anvil_refusals_total{reason="server_busy",tier=""} 1.0' in metrics
+    eventually(lambda: router.log.count(TURNED_AWAY) == 1)
     tell(f"{SIZE.places} silent streams", management=management, refusal=refusal, quiesce=quiesce)
 
     for connection in crowd:
@@ -288,6 +291,8 @@ def test_bodies_beyond_the_budget_cost_no_more_than_it_and_starve_nobody(
     assert most < 2 * SIZE.budget
     metrics = router.request("GET", "/metrics").body.decode()
     assert 'anvil_refusals_total{reason="server_busy",tier=""}' in metrics
+
+    eventually(lambda: router.log.count(TURNED_AWAY) == 1)
 
     # What is held is full, and those who hold it do not go on: who has come since gets their room.
     assert eventually(lambda: router.chat("live.direct").status == 200)

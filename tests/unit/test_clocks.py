@@ -26,6 +26,7 @@ MOMENTS = {
     "routing/templatetags/console.py": 1,  # how long ago a stored moment was
     "telemetry/decisions.py": 1,  # when a decision was recorded
     "telemetry/evidence.py": 1,  # when the process started, for people
+    "telemetry/troubles.py": 1,  # whether the wall clock was set
 }
 """How often each file reads the wall clock, and which moment it names by it. Whatever else needs a time
 takes `time.monotonic`."""

@@ -187,6 +187,7 @@ def test_the_process_its_server_and_its_writers(router: Router, evidence: Proces
     evidence.writers = lambda: {"table": writer}
     evidence.management_refusals = lambda: {("quiesce", "unknown_tier"): 2}
     evidence.started_at = 1_767_225_600.5
+    evidence.wall_clock_jumps = 2
     lease = router.ledger.acquire("direct")
     text = PrometheusExporter(router, evidence).render()
     expected = [
@@ -196,6 +197,7 @@ def test_the_process_its_server_and_its_writers(router: Router, evidence: Proces
         'anvil_member_ready{member="",tier="direct"} 1.0',
         'anvil_member_flaps_total{member="",tier="direct"} 0.0',
         "anvil_router_process_start_time_seconds 1.7672256005e+09",
+        "anvil_wall_clock_jumps_total 2.0",
         "anvil_owns_ledger 1.0",
         "anvil_draining 0.0",
         'anvil_management_refusals_total{action="quiesce",code="unknown_tier"} 2.0',

@@ -186,12 +186,17 @@ class TransitionView(ManagementView):
             return Response(transitions.status(router, order.tier_id, order.member_id))
         if not order.applies:
             transitions.resolve(router, order.tier_id, order.member_id)
-            return Response(transitions.preview(order.action, order.tier_id, order.member_id))
+            before = None
+            if order.action == "quiesce":
+                before = transitions.previous_reason(router, order.tier_id, order.member_id, order.reason)
+            told = transitions.preview(order.action, order.tier_id, order.member_id)
+            return Response(told, headers=_telling_previous(before))
         scope = (order.tier_id, order.member_id)
         actor, through = actor_of(request), Through.REST
-        status, result = 200, None
+        status, result, before = 200, None, None
         if order.action == "quiesce":
-            result = transitions.quiesce(router, *scope, reason=order.reason, actor=actor, through=through)
+            done = transitions.quiesce(router, *scope, reason=order.reason, actor=actor, through=through)
+            result, before = done.row, done.previous_reason
         elif order.action == "readmit":
             result = transitions.readmit(
                 router,
@@ -210,7 +215,8 @@ class TransitionView(ManagementView):
                 result = transitions.drain_result(drain.result, order.member_id)
             else:
                 status = 202
-        return Response(transitions.answer(order.action, *scope, result), status=status)
+        told = transitions.answer(order.action, *scope, result)
+        return Response(told, status=status, headers=_telling_previous(before))
 
     def _await(self, drain: Drain, request: Request) -> bool:
         """Wait for the end of a drain, if there is room to wait; whether it has come.
@@ -227,6 +233,11 @@ class TransitionView(ManagementView):
             return True
         finally:
             router.operations.waiting.release()
+
+
+def _telling_previous(reason: str | None) -> dict[str, str]:
+    """The reason that a quiesce replaces, in a header: the contract closes the bodies."""
+    return {} if reason is None else {orders.PREVIOUS_REASON: reason}
 
 
 def _is_gone(connection: socket.socket | None) -> bool:

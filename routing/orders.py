@@ -15,6 +15,9 @@ Action = Literal["status", "quiesce", "drain", "readmit"]
 DEFAULT_DRAIN_TIMEOUT: Final = 600.0
 """Seconds; as long as an answer may take to begin by default."""
 
+PREVIOUS_REASON: Final = "X-Anvil-Previous-Reason"
+"""Header of the answer to a quiesce, or to its preview, that replaces another reason."""
+
 FIELDS: Final = frozenset(
     {"action", "tier_id", "member_id", "reason", "timeout", "confirm", "dry_run", "accept_unverified"}
 )

@@ -15,6 +15,7 @@ what it refuses, one log line and a count. Refusals are TransitionErrors and hav
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import django.db
@@ -76,6 +77,14 @@ class TransitionError(Refused):
         super().__init__(_STATUS[code], code, SENTENCES[code], extra=extra)
 
 
+@dataclass(frozen=True, slots=True)
+class Quiesced:
+    """A scope that was quiesced: its row, and the reason for which it was quiesced until now, if another."""
+
+    row: dict[str, object]
+    previous_reason: str | None
+
+
 # What is there -----------------------------------------------------------------------------------------
 
 
@@ -117,6 +126,12 @@ def drain_progress(router: "Router", tier_id: str, member_id: str | None = None)
     return None if newest is None else newest.progress()
 
 
+def previous_reason(router: "Router", tier_id: str, member_id: str | None, reason: str) -> str | None:
+    """The reason that a quiesce for ``reason`` would replace; None where there is none, or the same."""
+    held = _reason(router, tier_id, member_id)
+    return None if held == reason else held
+
+
 # Verbs -------------------------------------------------------------------------------------------------
 
 
@@ -128,22 +143,23 @@ def quiesce(
     reason: str = DEFAULT_REASON,
     actor: str,
     through: Through,
-) -> dict[str, object]:
-    """Stop new requests to a scope, now and after a restart; running ones go on. The scope's row.
+) -> Quiesced:
+    """Stop new requests to a scope, now and after a restart; running ones go on.
 
-    Quiescing again replaces the reason. Raises TransitionError: ``intent_not_persisted``, with the row.
+    Quiescing again replaces the reason, and says which one it was. Raises TransitionError:
+    ``intent_not_persisted``, with the row.
     """
     with _telling("quiesce", actor, through):
         tier = resolve(router, tier_id, member_id)
         intent = (tier_id, member_id, reason)
-        _close(router, intent)
+        before = _close(router, intent)
         row = _scope_row(router, tier, member_id)
         try:
-            _store(router, [intent], "quiesce", actor=actor, through=through)
+            _store(router, [intent], "quiesce", actor=actor, through=through, previous=[before])
         except (django.db.Error, Overdue):
             extra = answer("quiesce", tier_id, member_id, row)
             raise TransitionError("intent_not_persisted", extra=extra) from None
-        return row
+        return Quiesced(row, before)
 
 
 def drain(
@@ -288,14 +304,13 @@ def import_intent(router: "Router", document: bytes, *, actor: str, through: Thr
             for member_id in (None, *tier.member_ids)
         }
         applied = [intent for intent in wanted if intent[:2] in configured]
-        for intent in applied:
-            _close(router, intent)
+        previous = [_close(router, intent) for intent in applied]
         imported: dict[str, object] = {
             "quiesced": [{"tier_id": tier_id, "member_id": member_id} for tier_id, member_id, _ in applied],
             "ignored": len(wanted) - len(applied),
         }
         try:
-            _store(router, applied, "import_intent", actor=actor, through=through)
+            _store(router, applied, "import_intent", actor=actor, through=through, previous=previous)
         except (django.db.Error, Overdue):
             raise TransitionError("intent_not_persisted", extra=imported) from None
         return imported
@@ -314,20 +329,35 @@ def _telling(action: str, actor: str, through: Through) -> Iterator[None]:
             raise TransitionError(error.code) from None
 
 
-def _close(router: "Router", intent: QuiesceIntent) -> None:
-    """Quiesce in memory: admission closes before readiness is invalidated (readiness fencing R008)."""
+def _close(router: "Router", intent: QuiesceIntent) -> str | None:
+    """Quiesce in memory: admission closes before readiness is invalidated (readiness fencing R008).
+
+    The reason that this has replaced, as `previous_reason` has it.
+    """
     tier_id, member_id, reason = intent
     with router.operations.closing((tier_id, member_id)):
+        # No other quiesce comes in between.
+        before = previous_reason(router, tier_id, member_id, reason)
         router.ledger.quiesce(tier_id, reason, member_id)
     router.availability.invalidate(tier_id, member_id)
+    return before
 
 
 def _store(
-    router: "Router", applied: Iterable[QuiesceIntent], action: str, *, actor: str, through: Through
+    router: "Router",
+    applied: Iterable[QuiesceIntent],
+    action: str,
+    *,
+    actor: str,
+    through: Through,
+    previous: Iterable[str | None],
 ) -> None:
-    """Store the intents of scopes that were quiesced in memory, with their audit entries: all or none."""
+    """Store the intents of scopes that were quiesced in memory, with their audit entries: all or none.
+
+    ``previous`` are the reasons that they had until then.
+    """
     with router.operations.persisting(), transaction.atomic(durable=True):
-        for tier_id, member_id, reason in applied:
+        for (tier_id, member_id, reason), before in zip(applied, previous, strict=True):
             # Of changes that came in one after another the ledger knows the last, whichever is stored first.
             held = _reason(router, tier_id, member_id)
             if held is not None:
@@ -338,6 +368,7 @@ def _store(
                 action=action,
                 tier_id=tier_id,
                 member_id=member_id,
+                subject="" if before is None else f"reason was {before}",
                 reason=reason,
                 result="quiesced",
             )
@@ -379,7 +410,12 @@ def _verify(router: "Router", tier: Tier, member_id: str | None) -> str | None:
 
 
 def answer(
-    action: str, tier_id: str, member_id: str | None, result: object, *, applied: bool = True
+    action: str,
+    tier_id: str,
+    member_id: str | None,
+    result: object,
+    *,
+    applied: bool = True,
 ) -> dict[str, object]:
     """What a verb that was carried out is answered with."""
     return {

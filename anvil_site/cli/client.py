@@ -11,13 +11,15 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NoReturn
 from urllib.parse import urlsplit
 
 import requests
 import urllib3
 
+from admission.identifiers import is_reason_code
+from routing.orders import PREVIOUS_REASON
 from routing.refusals import SENTENCES
 from routing.snapshot import CODES
 
@@ -56,10 +58,14 @@ Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A 2xx answer: its status and its JSON object (empty for an empty body)."""
+    """A 2xx answer: its status and its JSON object (empty for an empty body).
+
+    ``previous_reason`` is the reason that a quiesce replaces, where the router says that there is one.
+    """
 
     status: int
     body: Mapping[str, Json]
+    previous_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,9 @@ def call(
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                return _answer(response.status_code, _read(response, timeout))
+                answer = _answer(response.status_code, _read(response, timeout))
+                reason = response.headers.get(PREVIOUS_REASON)
+                return replace(answer, previous_reason=reason) if is_reason_code(reason) else answer
     except requests.RequestException as error:
         _raise_for(error)
     except (urllib3.exceptions.HTTPError, OSError):

@@ -73,6 +73,7 @@ def _change(action: str, arguments: Arguments) -> Outcome:
     shape = shapes.transition(action)
     try:
         answer = call("POST", PATH, body=body, timeout=patience)
+        before = answer.previous_reason
         data = (
             _finish_drain(tier, member, deadline=time.monotonic() + patience)
             if waits and answer.status == 202
@@ -88,6 +89,7 @@ def _change(action: str, arguments: Arguments) -> Outcome:
         data=data,
         lines=tuple(_change_lines(data, code)),
         errors=() if code is None else (Fault(code),),
+        warnings=() if before is None else (f"it was quiesced before, for the reason {before}",),
         exit_code=DONE if code is None else FAILED,
         online=True,
     )

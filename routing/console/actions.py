@@ -92,7 +92,7 @@ def quiesce(request: HttpRequest) -> HttpResponseBase:
 
     def do(router: Router, scope: ScopeId) -> str:
         reason = form.cleaned_data["reason"]
-        transitions.quiesce(
+        done = transitions.quiesce(
             router,
             scope.tier_id,
             scope.member_id,
@@ -100,7 +100,8 @@ def quiesce(request: HttpRequest) -> HttpResponseBase:
             actor=actor_of(request),
             through=Through.CONSOLE,
         )
-        return f"Quiesced {scope}, reason {reason}."
+        before = "" if done.previous_reason is None else f" Until now the reason was {done.previous_reason}."
+        return f"Quiesced {scope}, reason {reason}.{before}"
 
     return _confirm(request, "quiesce", wanted, form, do)
 

@@ -84,6 +84,15 @@ def test_the_last_member_is_warned_of(control: Control) -> None:
     assert "It is quiesced already; its reason will be replaced. Until now: kernel-upgrade." in page
 
 
+def test_the_reason_that_was_replaced_is_told(control: Control) -> None:
+    client = operator()
+    quiesce(client, "solo", reason="upgrade")
+
+    page = text_of(quiesce(client, "solo", reason="noise"))
+
+    assert "Until now the reason was upgrade." in page
+
+
 def test_both_members_at_once(control: Control) -> None:
     client = operator()
 

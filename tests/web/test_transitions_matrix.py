@@ -343,6 +343,24 @@ class TestQuiesce:
         assert intent_rows() == [("solo", "", "second", "bootstrap")]
         assert AdmissionIntent.objects.get().since == since
 
+    @pytest.mark.parametrize("scope", [("solo", None), ("chat", "member-a")])
+    def test_what_it_replaces_is_told_and_audited(
+        self, control: Control, scope: tuple[str, str | None]
+    ) -> None:
+        """The reason of whoever was there first went without a word."""
+        from routing.models import AuditEntry
+
+        name = "x-anvil-previous-reason"
+        first = control.do("quiesce", *scope, reason="upgrade")
+        same = control.do("quiesce", *scope, reason="upgrade")
+        place = {"tier_id": scope[0], **({} if scope[1] is None else {"member_id": scope[1]})}
+        preview = control.transition(action="quiesce", reason="noise", **place)
+        second = control.do("quiesce", *scope, reason="noise")
+        told = [reply.headers.get(name) for reply in (first, same, preview, second)]
+        assert told == [None, None, "upgrade", "upgrade"]
+        entries = AuditEntry.objects.order_by("id").values_list("reason", "subject")
+        assert list(entries) == [("upgrade", ""), ("upgrade", ""), ("noise", "reason was upgrade")]
+
     def test_scopes_are_rows_of_their_own(self, control: Control) -> None:
         quiesced(control)
         assert intent_rows() == [

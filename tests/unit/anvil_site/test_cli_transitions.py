@@ -299,6 +299,19 @@ class TestResults:
             "ready (identity_passed)\n"
         )
 
+    def test_quiesce_again_says_what_the_reason_was(self, anvil: Anvil, router: FakeRouter) -> None:
+        header = {"X-Anvil-Previous-Reason": "upgrade"}
+        router.answer("POST", PATH, 200, preview("quiesce"), header)
+        router.answer("POST", PATH, 200, applied("quiesce", TIER), header)
+        router.answer("POST", PATH, 200, applied("quiesce", TIER), header)
+        router.answer("POST", PATH, 200, applied("quiesce", TIER), {"X-Anvil-Previous-Reason": "at http://x"})
+        words = ("router", "quiesce", "--tier", "primary")
+        text = "it was quiesced before, for the reason upgrade"
+        assert anvil(*words).err == f"warning: {text}\n"
+        assert anvil(*words, "--confirm").err == f"warning: {text}\n"
+        assert anvil(*words, "--confirm", "--json").envelope["warnings"] == [text]
+        assert anvil(*words, "--confirm", "--json").envelope["warnings"] == []
+
     def test_quiesce_that_was_not_stored(self, anvil: Anvil, router: FakeRouter) -> None:
         router.answer("POST", PATH, 503, error("intent_not_persisted"))
         result = anvil("router", "quiesce", "--tier", "primary", "--confirm")

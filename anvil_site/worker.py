@@ -800,6 +800,8 @@ _ENVIRON_KEYS: Final = {
     "x-request-id": "HTTP_X_REQUEST_ID",
     "x-anvil-workbench-run-id": "HTTP_X_ANVIL_WORKBENCH_RUN_ID",
     "x-anvil-task-id": "HTTP_X_ANVIL_TASK_ID",
+    "origin": "HTTP_ORIGIN",
+    "sec-fetch-site": "HTTP_SEC_FETCH_SITE",
     "content-type": "CONTENT_TYPE",
     "anthropic-version": "HTTP_ANTHROPIC_VERSION",
 }

@@ -8,11 +8,12 @@ import enum
 import hashlib
 import hmac
 import ipaddress
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 BOOTSTRAP_NAME: Final = "bootstrap"
 """The name under which requests with the token of ``[server].auth_env`` are counted."""
@@ -83,11 +84,49 @@ def is_loopback_bind(address: str) -> bool:
         return False
 
 
-class KeyRing:
-    """The keys that are valid now. Reading takes no lock: each change replaces one immutable mapping."""
+LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
-    def __init__(self, *, enabled: bool = True, wall_clock: Callable[[], float] = time.time) -> None:
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[^\[\]:/?#@]+)(?::[0-9]+)?", re.IGNORECASE)
+
+
+class CrossSite(Exception):
+    """A page of another site sent the request, and there is no key that it would have had to know."""
+
+
+def is_cross_site(origin: str | None, fetch_site: str | None, own_hosts: Collection[str]) -> bool:
+    """Whether a browser sent this request for a page that is not ours.
+
+    ``origin`` and ``fetch_site`` are the headers Origin and Sec-Fetch-Site, which no page can set, or leave
+    out of a request that changes something; programs send neither. ``own_hosts`` are names as in
+    ANVIL_ALLOWED_HOSTS: ``*`` is every host, ``.example.com`` that one and all below it.
+    """
+    if fetch_site is not None and fetch_site.strip().lower() == "cross-site":
+        return True
+    if origin is None:
+        return False
+    found = _ORIGIN.fullmatch(origin.strip())
+    return found is None or not any(_is_host(found[1].lower(), name.lower()) for name in own_hosts)
+
+
+def _is_host(host: str, name: str) -> bool:
+    return name in ("*", host) or (name.startswith(".") and (host.endswith(name) or host == name[1:]))
+
+
+class KeyRing:
+    """The keys that are valid now. Reading takes no lock: each change replaces one immutable mapping.
+
+    Without keys (``enabled`` false) pages may ask for something only under one of ``own_hosts``.
+    """
+
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        own_hosts: Collection[str] = LOOPBACK_HOSTS,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self.enabled = enabled
+        self._own_hosts = tuple(own_hosts)
         self._wall_clock = wall_clock
         self._by_digest: dict[bytes, Key] = {}
         self._in_flight: dict[str, int] = {}
@@ -127,6 +166,22 @@ class KeyRing:
             if len(kept) != len(self._by_digest):
                 self._revoked.add(key_id)
                 self._by_digest = kept
+
+    def is_foreign(self, environ: Mapping[str, Any]) -> bool:
+        """Whether a request is refused for the page that sent it: never while keys are asked for."""
+        return not self.enabled and is_cross_site(
+            environ.get("HTTP_ORIGIN"), environ.get("HTTP_SEC_FETCH_SITE"), self._own_hosts
+        )
+
+    def identify(self, environ: Mapping[str, Any]) -> Principal | None:
+        """The principal that a request is from, by the headers in its WSGI environ; None for nobody.
+
+        Raises CrossSite, with authentication off alone: a page knows no key, and browsers send none by
+        themselves.
+        """
+        if self.is_foreign(environ):
+            raise CrossSite
+        return self.verify(presented_secret(environ.get("HTTP_AUTHORIZATION"), environ.get("HTTP_X_API_KEY")))
 
     def verify(self, secret: str | None) -> Principal | None:
         """The principal behind ``secret``, or None; with authentication off everybody is anonymous."""

@@ -5,8 +5,8 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from routing.access import Principal, Scope, presented_secret
-from routing.refusals import not_ledger_owner
+from routing.access import CrossSite, Principal, Scope
+from routing.refusals import SENTENCES, Refused, not_ledger_owner
 from routing.router import live
 
 
@@ -14,9 +14,10 @@ class BearerAuthentication(BaseAuthentication):
     """``Authorization: Bearer`` or ``x-api-key``, checked against the keys in memory."""
 
     def authenticate(self, request: Request) -> tuple[Principal, None] | None:
-        principal = live().ring.verify(
-            presented_secret(request.META.get("HTTP_AUTHORIZATION"), request.META.get("HTTP_X_API_KEY"))
-        )
+        try:
+            principal = live().ring.identify(request.META)
+        except CrossSite:
+            return None
         return None if principal is None else (principal, None)
 
     def authenticate_header(self, request: Request) -> str:
@@ -28,6 +29,8 @@ class HasScope(BasePermission):
 
     def has_permission(self, request: Request, view: object) -> bool:
         if not isinstance(request.user, Principal):
+            if live().ring.is_foreign(request.META):
+                raise Refused(403, "cross_site", SENTENCES["cross_site"])
             if not live().owns_ledger:
                 # Keys are read with the ledger's lock held, so here it is not known yet who is asking.
                 raise not_ledger_owner()

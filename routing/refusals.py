@@ -5,6 +5,7 @@ from typing import Final
 
 SENTENCES: Final[Mapping[str, str]] = {
     # Any change.
+    "cross_site": "A page of another site may not ask for this.",
     "not_ledger_owner": "Another process is serving. Try again shortly.",
     "management_busy": "The management is at its limit. Try again shortly.",
     "not_configured": "No configuration is active.",

@@ -7,13 +7,13 @@ over, so that its traffic does not notice. Whoever serves people or programs ask
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
 from admission.core import AdmissionError, MemberScope, TierAdmission, TierScope
 from admission.replica_scheduler import ReplicaPressure
-from routing.access import Key, KeyRing
+from routing.access import LOOPBACK_HOSTS, Key, KeyRing
 from routing.activation_plan import plan_activation
 from routing.availability import HttpHealthAvailability, targets_from_config
 from routing.config import RouterConfig, Tier
@@ -65,11 +65,12 @@ class Router:
         evidence: Evidence,
         pressure_factory: PressureFactory,
         auth: bool = True,
+        own_hosts: Collection[str] = LOOPBACK_HOSTS,
         environ: Mapping[str, str] = os.environ,
         probe_transport: Transport | None = None,
     ) -> None:
         self.evidence = evidence
-        self.ring = KeyRing(enabled=auth)
+        self.ring = KeyRing(enabled=auth, own_hosts=own_hosts)
         self.pool = ConnectionPool()
         self.operations = Operations()
         self.stopping = StopSignal()

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from admission.identifiers import is_correlation_id
-from routing.access import Principal, Scope, presented_secret
+from routing.access import CrossSite, Principal, Scope
 from routing.dialects import DIALECTS
 from routing.dialects.base import JSON, Dialect, Failure
 from routing.exchange import Exchange, Head
 from routing.gateway import Caller, Refused, Reply, reply
 from routing.loop import ABORTIVE, status_phrase
 from routing.projections import model_card, model_list
+from routing.refusals import SENTENCES
 from routing.relay import BlockingDriver, Dispatch, StreamBody
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _failure(status: int, code: str, message: str) -> Failure:
 
 
 UNAUTHENTICATED: Final = _failure(401, "invalid_api_key", "A valid API key is required.")
+CROSS_SITE: Final = _failure(403, "cross_site", SENTENCES["cross_site"])
 FORBIDDEN: Final = _failure(403, "insufficient_scope", "This API key may not be used for this.")
 NOT_OWNER: Final = _failure(503, "not_ledger_owner", "Another process is serving. Try again shortly.")
 NOT_CONFIGURED: Final = _failure(503, "not_configured", "No configuration is active yet.")
@@ -357,8 +359,10 @@ def _nothing_here(environ: "WSGIEnvironment", start_response: "StartResponse") -
 def authenticate(router: "Router", environ: "WSGIEnvironment", *scopes: Scope) -> Principal:
     """The principal that may use one of ``scopes``; raises a refusal with 401 or 403, or 503 while keys are
     not known yet: they are read once the ledger is this process's."""
-    secret = presented_secret(environ.get("HTTP_AUTHORIZATION"), environ.get("HTTP_X_API_KEY"))
-    principal = router.ring.verify(secret)
+    try:
+        principal = router.ring.identify(environ)
+    except CrossSite:
+        raise _Refusal(CROSS_SITE) from None
     if principal is None and not router.owns_ledger:
         raise _Refusal(NOT_OWNER, RETRY_SOON)
     if principal is None:

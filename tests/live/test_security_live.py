@@ -218,3 +218,41 @@ def test_guessing_a_key_takes_as_long_however_much_of_it_is_right(router: Router
 
     near, far = seconds(TOKEN[:-1] + "x"), seconds("x" * len(TOKEN))
     assert abs(near - far) < 0.02
+
+
+def test_a_foreign_page_can_use_nothing_of_a_router_without_keys(
+    make_router: Callable[..., Router], engines: list[Engine]
+) -> None:
+    """What browsers send for any page without asking first: a body that they call text."""
+    installed = documents(direct_tier(engines[0]))
+    router = make_router(
+        installed, environ={"ANVIL_AUTH": "off", "ANVIL_ALLOWED_HOSTS": "127.0.0.1,a.lan"}
+    ).start()
+    quiesce = {"action": "quiesce", "tier_id": "direct", "confirm": True, "dry_run": False}
+    foreign = (
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": f"http://evil.example:{router.port}", "Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "cross-site"},
+    )
+    own = ({}, {"Origin": router.url, "Sec-Fetch-Site": "same-origin"}, {"Origin": "http://a.lan"})
+
+    def post(path: str, body: object, headers: dict[str, str]) -> tuple[int, str]:
+        answer = request(
+            router.port, "POST", path, body=body, headers={"Content-Type": "text/plain", **headers}
+        )
+        return answer.status, answer.body.decode()
+
+    for headers in foreign:
+        for path, body in ((CHAT, chat_body("live.direct")), ("/v1/admin/transition", quiesce)):
+            status, text = post(path, body, headers)
+            assert (status, '"code":"cross_site"' in text) == (403, True), (path, headers, text)
+        for path in ("/v1/models", "/v1/decisions", "/metrics"):
+            assert request(router.port, "GET", path, headers=headers).status == 403
+    assert engines[0].stats()["received"] == 0
+    (tier,) = request(router.port, "GET", "/v1/admin/transition").json()["tiers"]
+    assert tier["state"] == "admitting"
+
+    for headers in own:
+        assert post(CHAT, chat_body("live.direct"), headers)[0] == 200
+    assert router.request("POST", "/v1/admin/transition", body=quiesce, headers=own[1]).status == 200

@@ -7,11 +7,13 @@ import pytest
 from routing.access import (
     ALL_SCOPES,
     ANONYMOUS,
+    CrossSite,
     Key,
     KeyRing,
     Principal,
     Scope,
     digest,
+    is_cross_site,
     is_loopback_bind,
     presented_secret,
 )
@@ -236,3 +238,56 @@ def test_no_representation_holds_a_secret_or_its_digest() -> None:
 )
 def test_which_addresses_only_this_machine_reaches(address: str, loopback: bool) -> None:
     assert is_loopback_bind(address) is loopback
+
+
+class TestPagesOfOtherSites:
+    @pytest.mark.parametrize(
+        ("origin", "fetch_site"),
+        [
+            (None, None),
+            (None, "none"),
+            (None, "same-origin"),
+            ("http://127.0.0.1:8000", "same-origin"),
+            ("http://localhost:3000", "same-site"),
+            ("HTTP://LocalHost", None),
+            ("http://[::1]:8000", None),
+            ("https://anvil.example", None),
+            ("https://a.below.example:8443", None),
+        ],
+    )
+    def test_programs_and_our_own_pages_may_ask(self, origin: str | None, fetch_site: str | None) -> None:
+        assert not is_cross_site(
+            origin, fetch_site, ["127.0.0.1", "localhost", "[::1]", "anvil.example", ".below.example"]
+        )
+
+    @pytest.mark.parametrize(
+        ("origin", "fetch_site"),
+        [
+            (None, "cross-site"),
+            ("http://127.0.0.1:8000", "Cross-Site"),
+            ("https://evil.example", None),
+            ("https://evil.example", "same-origin"),
+            ("http://127.0.0.1.evil.example", None),
+            ("http://localhost@evil.example", None),
+            ("http://evil.example#localhost", None),
+            ("null", None),
+            ("", None),
+            ("file://", None),
+            ("moz-extension://localhost", None),
+        ],
+    )
+    def test_others_may_not(self, origin: str | None, fetch_site: str | None) -> None:
+        """A name that somebody points at this machine is not ours, whatever the browser calls the same."""
+        assert is_cross_site(origin, fetch_site, ["127.0.0.1", "localhost", "[::1]"])
+
+    def test_they_are_refused_where_there_is_no_key_to_ask_for(self) -> None:
+        foreign = {"HTTP_ORIGIN": "https://evil.example"}
+        with pytest.raises(CrossSite):
+            KeyRing(enabled=False).identify(foreign)
+        ring = KeyRing()
+        ring.replace([key()])
+        assert ring.identify(foreign) is None
+        assert ring.identify({**foreign, "HTTP_X_API_KEY": SECRET}) == Principal(
+            "chat", frozenset({Scope.INFER}), 1
+        )
+        assert KeyRing(enabled=False).identify({"HTTP_ORIGIN": "http://localhost:8000"}) == ANONYMOUS

@@ -72,6 +72,8 @@ def _run(handler: Callable[[], Outcome]) -> Outcome:
         return refusal_of(fault)
     except KeyboardInterrupt:
         return failed("interrupted")
+    except BrokenPipeError:
+        raise
     except Exception:  # noqa: BLE001 - the last net: an exception's text must not reach the terminal
         tell_traceback()
         return failed("internal_error")

@@ -178,7 +178,7 @@ LEAVES: Final[tuple[Leaf, ...]] = (
     ),
     Command(
         words=("router", "watch"),
-        summary="A live table of tiers and members; with --json one reading.",
+        summary="Tiers and members, live: a table, or into a pipe a line a change; with --json one reading.",
         reach="router",
         run=watch.watch,
         needs="observe",

@@ -1,5 +1,6 @@
-"""``anvil router watch``: tiers and members as a live table, read once a second."""
+"""``anvil router watch``: tiers and members, read once a second: a live table, or a line for each change."""
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
@@ -17,9 +18,69 @@ COLUMNS: Final = ("scope", "state", "readiness", "active", "pressure")
 
 
 def watch(arguments: Arguments) -> Outcome:
-    """Until interrupted; with ``--json`` one reading."""
+    """Until interrupted; with ``--json`` one reading. Into a pipe or a file, a line for each change."""
     if arguments.flag("json"):
         return Outcome(data=_read(), online=True)
+    return _live() if sys.stdout.isatty() else _follow()
+
+
+def _follow() -> Outcome:
+    """Each scope in a line, then the line of each that has changed, and whether the router answers.
+
+    Who reads may leave at any time: the write that finds nobody raises BrokenPipeError.
+    """
+    data = _read()
+    shown: dict[str, str] = {}
+    fault: RouterFault | None = None
+    try:
+        while True:
+            if fault is None:
+                shown = _tell_changes(shown, _lines(data))
+            sys.stdout.flush()
+            time.sleep(INTERVAL)
+            before = None if fault is None else fault.code
+            try:
+                data, fault = _read(), None
+            except RouterFault as error:
+                fault = error
+            if fault is not None and fault.code != before:
+                _say(Fault(fault.code).line)
+            elif fault is None and before is not None:
+                _say("the router answers again")
+    except KeyboardInterrupt:
+        pass
+    return _end(data, fault)
+
+
+def _tell_changes(before: Mapping[str, str], now: dict[str, str]) -> dict[str, str]:
+    for scope, line in now.items():
+        if before.get(scope) != line:
+            _say(f"{scope} {line}")
+    for scope in before.keys() - now.keys():
+        _say(f"{scope} is gone")
+    return now
+
+
+def _say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text)
+
+
+def _lines(data: Mapping[str, Json]) -> dict[str, str]:
+    """The line of each scope, by its name: a member's is that of its tier and its own."""
+    lines: dict[str, str] = {}
+    tier = ""
+    for scope, *cells in scope_rows(data):
+        tier = tier if scope.startswith("  ") else scope
+        name = f"{tier}/{scope.strip()}" if scope.startswith("  ") else scope
+        state, ready, load, pressure = cells
+        lines[name] = f"{state}, {ready}, {load} active" + (
+            "" if pressure == "-" else f", pressure {pressure}"
+        )
+    return lines
+
+
+def _live() -> Outcome:
+    """The table on a terminal, drawn anew at every reading."""
     from rich.live import Live
 
     data = _read()
@@ -37,6 +98,10 @@ def watch(arguments: Arguments) -> Outcome:
                 live.update(_picture(data, age=age), refresh=True)
     except KeyboardInterrupt:
         pass
+    return _end(data, fault)
+
+
+def _end(data: Mapping[str, Json], fault: RouterFault | None) -> Outcome:
     if fault is not None:
         return Outcome(errors=(Fault(fault.code),), exit_code=FAILED, online=fault.reached)
     return Outcome(data=data, lines=("stopped",), online=True)

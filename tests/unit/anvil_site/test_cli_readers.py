@@ -1,6 +1,9 @@
 """The verbs that read, and keys and intent, against a scripted router on loopback."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -365,13 +368,83 @@ class TestWatch:
             if ends is not None:
                 raise ends
 
-        monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
+        clock = SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0, strftime=lambda form: "03:04:05")
+        monkeypatch.setattr(watch, "time", clock)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         for status in (200, 500, 200):
             router.answer("GET", "/v1/models/capacity", status, self.ROWS)
         result = anvil("router", "watch")
         assert result.code == 0
         assert len(router.asked) == 3
         assert TOKEN not in result.text
+
+    def test_into_a_pipe_it_prints_a_line_for_each_change(
+        self, anvil: Anvil, router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing at all came out of it before."""
+        looks = iter([None] * 5 + [KeyboardInterrupt()])
+
+        def sleep(seconds: float) -> None:
+            ends = next(looks)
+            if ends is not None:
+                raise ends
+
+        clock = SimpleNamespace(sleep=sleep, strftime=lambda form: "03:04:05")
+        monkeypatch.setattr(watch, "time", clock)
+        primary, odd = self.ROWS["data"]
+        direct = {**odd, "id": "direct"}
+        busy = {**direct, "live": {"requests_running": 6}}
+        for status, rows in (
+            (200, [primary, direct]),
+            (200, [primary, direct]),
+            (503, []),
+            (503, []),
+            (200, [primary, busy]),
+            (200, [busy]),
+        ):
+            router.answer("GET", "/v1/models/capacity", status, {"data": rows})
+        result = anvil("router", "watch")
+        assert (result.code, result.err) == (0, "")
+        lines = result.out.splitlines()
+        assert {line[:9] for line in lines[:-1]} == {"03:04:05 "}
+        assert [line[9:] for line in lines[:7]] == [
+            "primary admitting, ready (identity_passed), 3 / 16 active",
+            "primary/member-a admitting, ready (identity_passed), 1 / 8 active, pressure 12.5 % fresh",
+            "primary/member-b quiesced, draining, unavailable (health_http_503), 2 active, pressure stale",
+            "direct -, ready (health_passed), 5 active",
+            "the router does not own the ledger, is draining or is busy; try again in a moment "
+            "(router_unavailable)",
+            "the router answers again",
+            "direct -, ready (health_passed), 6 active",
+        ]
+        assert sorted(line[9:] for line in lines[7:-1]) == [
+            "primary is gone",
+            "primary/member-a is gone",
+            "primary/member-b is gone",
+        ]
+        assert lines[-1] == "stopped"
+
+    def test_it_ends_quietly_when_nobody_reads_any_more(self, router: FakeRouter) -> None:
+        for load in range(50):
+            row = {"id": "direct", "live": {"requests_running": load}}
+            router.answer("GET", "/v1/models/capacity", 200, {"data": [row]})
+        code = (
+            "import sys; from anvil_site.cli import main, watch; watch.INTERVAL = 0.01; "
+            "sys.exit(main(['router', 'watch']))"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "ANVIL_URL": router.url},
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            # Flushed line by line: the first is here while it still runs.
+            assert b"direct -, - (-), 0 active" in process.stdout.readline()
+            process.stdout.close()
+            assert process.wait(30) == 1
+            assert process.stderr.read() == b""
 
 
 @pytest.mark.requirement("C-T009")

@@ -1,11 +1,13 @@
 """Anvil beside its peers: the same work through each in turn, in interleaved rounds.
 
-    python -m benchmarks.compare [--rounds N] [--peers NAME,...] [--quick] [--write]
+    python -m benchmarks.compare [--rounds N] [--peers NAME,...] [--quick | --minute] [--write]
 
 Works: one and 32 callers of whole answers; 64, 256, 512 and 1,000 streams of 100 events, 50 a second each.
+``--minute``: 512 streams of 3,000 events instead, which take a minute each.
 Every figure is the median of the rounds beside its least and greatest; what counts is the ratio to
-``direct``, the same work straight to an engine, in the same run. ``--write`` puts the table into
-docs/benchmarks/.
+``direct``, the same work straight to an engine, in the same run. ``empty-wsgi`` is an application that does
+nothing, on gunicorn's gthread worker; ``anvil-blocking`` is Anvil on that worker, with a thread for each
+stream. ``--write`` puts the table into docs/benchmarks/.
 """
 
 import argparse
@@ -14,12 +16,14 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.client import Result, closed_loop, percentile, streams
 from benchmarks.peers import PeerMissing, Running
 
+DEFAULT_PEERS = "anvil,vllm-router,sglang-router,smg,litellm,haproxy,empty-wsgi"
 EVENTS = 100
 SPACING = 0.004
 """Seconds between two streams' starts: 512 of them begin within two seconds."""
@@ -38,30 +42,32 @@ class Work:
     token: float = 0.02
 
 
-def works(*, quick: bool) -> list[Work]:
+def works(*, quick: bool, minute: bool) -> list[Work]:
+    if minute:
+        return [Work(MINUTE, partial(_streams, count=512, tokens=3000))]
     seconds = 1.0 if quick else 4.0
     counts = (64,) if quick else (64, 256, 512, 1000)
     found = [
-        Work(
-            f"c={clients}",
-            lambda port, model, n=clients: asyncio.run(closed_loop(port, model, n, seconds)),
-            0.0,
-        )
-        for clients in (1, 32)
+        Work(f"c={clients}", partial(_whole, clients=clients, seconds=seconds), 0.0) for clients in (1, 32)
     ]
-    return found + [
-        Work(
-            f"{count} streams",
-            lambda port, model, n=count: asyncio.run(streams(port, model, n, tokens=EVENTS, spacing=SPACING)),
-        )
-        for count in counts
-    ]
+    found += [Work(f"{count} streams", partial(_streams, count=count, tokens=EVENTS)) for count in counts]
+    return found
+
+
+def _whole(port: int, model: str, *, clients: int, seconds: float) -> Result:
+    return asyncio.run(closed_loop(port, model, clients, seconds))
+
+
+def _streams(port: int, model: str, *, count: int, tokens: int) -> Result:
+    return asyncio.run(streams(port, model, count, tokens=tokens, spacing=SPACING))
 
 
 def routers(engines: Sequence[int]) -> dict[str, Callable[[], Running]]:
     """Every router by name, as something that starts it."""
     return {
         "anvil": lambda: peers.anvil(engines),
+        "anvil-blocking": lambda: peers.anvil(engines, blocking=True),
+        "empty-wsgi": peers.empty,
         "vllm-router": lambda: peers.rust_router("vllm-router", engines),
         "sglang-router": lambda: peers.rust_router("sglang-router", engines),
         "smg": lambda: peers.rust_router("smg", engines),
@@ -72,8 +78,18 @@ def routers(engines: Sequence[int]) -> dict[str, Callable[[], Running]]:
 
 Figures = dict[str, list[float]]
 Rows = dict[tuple[str, str], Figures]
-SLOW = {"litellm": {"512 streams", "1000 streams"}}
-"""Works that would take a peer minutes and say nothing new."""
+MINUTE = "512 streams for a minute"
+WHOLE = ("c=1", "c=32")
+DOES: dict[str, tuple[str, ...]] = {
+    "litellm": (*WHOLE, "64 streams", "256 streams"),
+    "empty-wsgi": WHOLE,
+    "anvil-blocking": ("64 streams", MINUTE),
+}
+"""All that a router is asked to do, where the rest would take minutes or is not its to do."""
+
+
+def does(name: str, work: Work) -> bool:
+    return name not in DOES or work.name in DOES[name]
 
 
 def measure(running: Running | None, work: Work, engines: Sequence[int], rows: Rows, name: str) -> None:
@@ -101,22 +117,22 @@ def measure(running: Running | None, work: Work, engines: Sequence[int], rows: R
         figures.setdefault(key, []).append(value)
 
 
-def run(names: Sequence[str], rounds: int, *, quick: bool) -> tuple[Rows, list[str]]:
+def run(names: Sequence[str], rounds: int, todo: Sequence[Work]) -> tuple[Rows, list[str]]:
     rows: Rows = {}
     missing: list[str] = []
     with peers.engine() as first, peers.engine() as second:
         engines = [first.port, second.port]
         starters = routers(engines)
         for number in range(rounds):
-            for work in works(quick=quick):
+            for work in todo:
                 measure(None, work, engines, rows, "direct")
             for name in names:
-                if name in missing:
+                if name in missing or not any(does(name, work) for work in todo):
                     continue
                 try:
                     with starters[name]() as running:
-                        for work in works(quick=quick):
-                            if work.name not in SLOW.get(name, ()):
+                        for work in todo:
+                            if does(name, work):
                                 measure(running, work, engines, rows, name)
                 except PeerMissing as fault:
                     missing.append(name)
@@ -179,19 +195,22 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", default="anvil,vllm-router,sglang-router,smg,litellm,haproxy")
-    parser.add_argument("--quick", action="store_true", help="short works, to see that it runs")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks/compare.md")
+    parser.add_argument("--peers", default=DEFAULT_PEERS)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--quick", action="store_true", help="short works, to see that it runs")
+    length.add_argument("--minute", action="store_true", help="512 streams for a minute instead of all works")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks/")
     options = parser.parse_args()
     names = options.peers.split(",")
     unknown = sorted(set(names) - set(routers([])))
     if unknown:
         parser.error(f"unknown peers: {', '.join(unknown)}")
-    rows, missing = run(names, options.rounds, quick=options.quick)
+    rows, missing = run(names, options.rounds, works(quick=options.quick, minute=options.minute))
     page = table(rows, missing, options.rounds)
     print(page)
     if options.write:
-        target = Path(peers.ROOT) / "docs" / "benchmarks" / "compare.md"
+        name = "minute.md" if options.minute else "compare.md"
+        target = Path(peers.ROOT) / "docs" / "benchmarks" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page)
     return 0

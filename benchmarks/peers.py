@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -24,6 +24,7 @@ STATE: Final = ROOT / "var" / "bench"
 TOKEN: Final = "sk-bench-0123456789abcdef0123456789abcdef"
 ALIAS: Final = "bench.chat"
 READY_SECONDS: Final = 90.0
+GTHREAD: Final = (sys.executable, "-m", "gunicorn", "-c", "benchmarks/gthread.py")
 _DIGEST: Final = "sha256:" + "0" * 64
 
 
@@ -47,7 +48,8 @@ class Running:
     process: subprocess.Popen[bytes]
     port: int
     model: str = ALIAS
-    files: list[Path] = field(default_factory=list)
+    scratch: Path | None = None
+    """A directory that goes with it."""
 
     def cpu_seconds(self) -> float:
         """User and system time of the process and all its descendants so far."""
@@ -65,12 +67,13 @@ class Running:
     def stop(self) -> None:
         """Ask it to end, then make it; waits a few seconds at most."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if self.process.poll() is not None:
-                return
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=8)
+            if self.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(timeout=8)
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -166,8 +169,12 @@ def anvil(
     strategy: str = "capacity",
     ceilings: Sequence[int] | None = None,
     cap: int = 1100,
+    blocking: bool = False,
 ) -> Running:
-    """Anvil's production command over one replica tier, on a data directory of its own."""
+    """Anvil's production command over one replica tier, on a data directory of its own.
+
+    ``blocking``: the same application behind gunicorn's own worker, without the relay loop.
+    """
     port = free_port()
     data = STATE / f"anvil-{port}"
     shutil.rmtree(data, ignore_errors=True)
@@ -185,9 +192,32 @@ def anvil(
         "ANVIL_LOG_LEVEL": "WARNING",
         "ANVIL_GRACEFUL_TIMEOUT": "4",
     }
-    return start(
-        "anvil", [sys.executable, "-m", "anvil_site.cli", "serve"], port, environ=environ, ready="/readyz"
-    )
+    command = [sys.executable, "-m", "anvil_site.cli", "serve"]
+    if blocking:
+        command = [
+            sys.executable,
+            "-m",
+            "gunicorn",
+            "-c",
+            "benchmarks/gthread.py",
+            "anvil_site.wsgi:application",
+        ]
+    return start("anvil-blocking" if blocking else "anvil", command, port, environ=environ, ready="/readyz")
+
+
+def empty() -> Running:
+    """An empty WSGI application on gunicorn's gthread worker: the least that a threaded server costs."""
+    port = free_port()
+    environ = {"ANVIL_BIND": f"127.0.0.1:{port}", "ANVIL_MAX_CONCURRENCY": "64"}
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "-c",
+        "benchmarks/gthread.py",
+        "benchmarks.empty:application",
+    ]
+    return start("empty", command, port, environ=environ)
 
 
 def documents(engines: Sequence[int], strategy: str, ceilings: Sequence[int]) -> tuple[str, str]:
@@ -286,12 +316,21 @@ def haproxy(engines: Sequence[int]) -> Running:
 
 def set_token(engine: int, seconds: float) -> None:
     """Set the time between two tokens of the engine on that port."""
+    _control(engine, "settings", {"token": seconds})
+
+
+def hide_metrics(engine: int) -> None:
+    """Let the engine on that port answer ``/metrics`` with 404 from now on: its pressure stays unknown."""
+    _control(engine, "faults", {"fault": "http_error", "params": {"path": "/metrics", "status": 404}})
+
+
+def _control(engine: int, what: str, order: Mapping[str, object]) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", engine, timeout=5)
     with contextlib.closing(connection):
-        body = json.dumps({"token": seconds})
-        connection.request("POST", "/control/settings", body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", f"/control/{what}", json.dumps(order), headers)
         if connection.getresponse().status != 200:
-            raise PeerMissing("the engine did not take its settings")
+            raise PeerMissing(f"the engine did not take its {what}")
 
 
 def engine(*, slots: int = 2000, prefill: float = 0.0, token: float = 0.02, tokens: int = 100) -> Running:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
@@ -74,12 +75,6 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
-def _name(text: str) -> str:
-    if not (1 <= len(text) <= 100 and text.isprintable() and text == text.strip()):
-        raise ValueError
-    return text
-
-
 def _scopes(text: str) -> tuple[str, ...]:
     words = text.split(",")
     if len(set(words)) != len(words) or not set(words) <= set(SCOPES):
@@ -101,7 +96,11 @@ LIMIT: Final = Form("N", "1 to 500", _whole(1, 500))
 CEILING: Final = Form("N", "1 to 100000", _whole(1, 100_000))
 PORT: Final = Form("N", "1 to 65535", _whole(1, 65_535))
 NUMBER: Final = Form("N", "the number that the list shows", _whole(1, 2**31 - 1))
-NAME: Final = Form("NAME", "1 to 100 printable characters", _name)
+NAME: Final = Form(
+    "NAME",
+    "1 to 100 letters, digits, blanks, _ . + or -",
+    _matching(partial(identifiers.is_plain_name, limit=100)),
+)
 KEY_SCOPES: Final = Form("LIST", f"one or more of {','.join(SCOPES)}", _scopes)
 DOCUMENTS: Final = ("config", "topology", "overlay")
 DOCUMENT: Final = Form("WHICH", "config, topology or overlay", _matching(lambda text: text in DOCUMENTS))

@@ -9,11 +9,12 @@ import logging
 import os
 import resource
 import signal
+import sys
 from typing import TYPE_CHECKING, Final
 
 from gunicorn.errors import HaltServer
 
-from anvil_site import reloads
+from anvil_site import boot, reloads
 from routing.access import is_loopback_bind
 
 if TYPE_CHECKING:
@@ -23,10 +24,22 @@ if TYPE_CHECKING:
 
     from anvil_site.runtime import Runtime
 
+REFUSED_TO_START: Final = 2
+
+
+def _whole(name: str, default: int) -> int:
+    """A variable that is read before there are settings: a whole number, or the end of the start."""
+    text = os.environ.get(name) or str(default)
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        sys.stderr.write(f"refusing to start: {name} must be a whole number\n")
+        raise SystemExit(REFUSED_TO_START)
+    return int(text)
+
+
 bind = os.environ.get("ANVIL_BIND", "127.0.0.1:8000")
 workers = 1
 worker_class = "anvil_site.worker.AnvilWorker"
-threads = int(os.environ.get("ANVIL_MAX_CONCURRENCY", "512"))
+threads = _whole("ANVIL_MAX_CONCURRENCY", 512)
 """Of the data plane: a request that is not streamed keeps one until it is answered."""
 
 # Beside the places of the data plane there must be room for whoever is idle, slow or a person.
@@ -35,7 +48,7 @@ backlog = 2048
 preload_app = False
 max_requests = 0
 timeout = 60
-graceful_timeout = int(os.environ.get("ANVIL_GRACEFUL_TIMEOUT", "30"))
+graceful_timeout = _whole("ANVIL_GRACEFUL_TIMEOUT", 30)
 keepalive = 75
 control_socket_disable = True
 accesslog = None
@@ -47,7 +60,6 @@ limit_request_line = 0
 limit_request_field_size = 65_536
 sendfile = False
 
-REFUSED_TO_START: Final = 2
 _log = logging.getLogger("gunicorn.error")
 _ONE_LEDGER = "the admission ledger lives in one process"
 
@@ -139,6 +151,12 @@ def post_fork(server: "Arbiter", worker: "Worker") -> None:
 def on_reload(server: "Arbiter") -> None:
     """Tell the worker that is about to be replaced: it leaves new connections to its successor."""
     reloads.begin()
+
+
+def on_exit(server: "Arbiter") -> None:
+    """Say last of all why the worker did not come up."""
+    if sentence := boot.refusal():
+        _log.error("refusing to start: %s", sentence)
 
 
 def runtime() -> "Runtime":

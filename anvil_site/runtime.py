@@ -17,6 +17,7 @@ from django.core.management import call_command
 from django.db import close_old_connections
 
 from admission import intents
+from anvil_site.boot import StartRefused
 from anvil_site.ownership import LedgerLock
 from routing import audit, keys, publishing, transitions
 from routing.access import is_loopback_bind
@@ -48,10 +49,6 @@ STANDBY_POLL: Final = 0.25
 HOUSEKEEPING_SECONDS: Final = 1.0
 LAST_USED_SECONDS: Final = 15.0
 """How far behind the stored last use of a key may be; so often at most does it cost a write."""
-
-
-class StartRefused(Exception):
-    """The process must not serve; the text is for its operator's log and names no secret."""
 
 
 class Runtime:
@@ -179,7 +176,10 @@ class Runtime:
         try:
             snapshot = validate_files(config, settings.ANVIL_TOPOLOGY, settings.ANVIL_TOPOLOGY_OVERLAY)
         except SnapshotError as error:
-            raise StartRefused(f"ANVIL_CONFIG was refused: {error.code} (see anvil router check)") from None
+            what = f"{error} `anvil router check` shows each fault"
+            if not os.access(config, os.R_OK):
+                what = "the file can't be read"
+            raise StartRefused(f"ANVIL_CONFIG is refused ({error.code}): {what}") from None
         publishing.install_into_empty(snapshot, source=RouterSnapshot.Source.FIRST_START, actor="start")
 
     def _stand_by(self) -> None:

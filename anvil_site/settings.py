@@ -10,7 +10,7 @@ from pathlib import Path
 
 import dj_database_url
 from csp.constants import NONE, SELF
-from environs import Env, validate
+from environs import Env, EnvError, validate
 
 from anvil_site.incoming import BODY_MIN_RATE, BODY_SILENCE
 from routing.access import is_loopback_bind
@@ -160,11 +160,14 @@ TEMPLATES = [
     },
 ]
 
-DATABASES = {
-    "default": dj_database_url.parse(
+try:
+    _database = dj_database_url.parse(
         env.str("DATABASE_URL", f"sqlite:///{ANVIL_DATA / 'anvil.sqlite3'}"), conn_health_checks=True
     )
-}
+except ValueError:
+    # Neither its text nor its cause: the URL may hold a password.
+    raise EnvError('Environment variable "DATABASE_URL" invalid: not a database URL.') from None
+DATABASES = {"default": _database}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"] = {
         "timeout": 5,

@@ -15,6 +15,7 @@ handler.
 import errno
 import gc
 import logging
+import os
 import select
 import socket
 import struct
@@ -23,15 +24,17 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Literal, NoReturn
 
 from gunicorn import http, util
+from gunicorn.arbiter import Arbiter
 from gunicorn.http.errors import ParseException
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
+from anvil_site import boot, reloads
 from anvil_site import gunicorn as process
-from anvil_site import reloads
 from anvil_site.executor import Executor
 from anvil_site.incoming import (
     BODY_MIN_RATE,
@@ -215,9 +218,17 @@ class AnvilWorker(ThreadWorker):
         backlog meanwhile, and no ceiling is ever counted twice. Whoever follows another, after a crash too,
         lets them wait for its first probes besides, rather than refuse what its predecessor would serve.
         """
-        runtime = process.runtime()
-        self._wait_while(runtime.predecessor_owns_ledger, float("inf"))
-        super().load_wsgi()
+        try:
+            runtime = process.runtime()
+            self._wait_while(runtime.predecessor_owns_ledger, float("inf"))
+            super().load_wsgi()
+        except Exception as error:
+            sentence = boot.sentence_of(error, Path(os.environ.get("ANVIL_DATA") or "var").resolve())
+            if sentence is None:
+                raise
+            # The master tells of it; a traceback would only hide it.
+            boot.refuse(sentence)
+            raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
         if self.age > 1:
             router = runtime.router
             self._wait_while(

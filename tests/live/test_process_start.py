@@ -87,3 +87,55 @@ def test_the_master_keeps_nothing_of_its_workers(engine: Engine, make_router: Ca
         return [link for link in links if "event" in link]
 
     assert descriptors() == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        (
+            {"ANVIL_CONFIG": "config.toml"},
+            "ANVIL_CONFIG is refused (router_config_invalid): The router configuration is not valid. "
+            "`anvil router check` shows each fault",
+        ),
+        (
+            {"ANVIL_CONFIG": "nowhere.toml"},
+            "ANVIL_CONFIG is refused (router_config_invalid): the file can't be read",
+        ),
+        (
+            {"ANVIL_AUTH": "maybe"},
+            "Environment variable \"ANVIL_AUTH\" invalid: ['Must be one of: on, off.']",
+        ),
+        (
+            {"DATABASE_URL": "bogus://user:secret@host/name"},
+            'Environment variable "DATABASE_URL" invalid: not a database URL',
+        ),
+        ({"ANVIL_DATA": "config.toml"}, "the data directory ANVIL_DATA can't be used: file exists"),
+    ],
+)
+def test_a_start_that_its_operator_can_mend_ends_in_one_sentence(
+    make_router: Callable[..., Router], tmp_path: Path, environ: dict[str, str], sentence: str
+) -> None:
+    """The sentence stood above a traceback of thirty lines, and again below it."""
+    (tmp_path / "config.toml").write_text("[router]\nbad = 1\n")
+    here = {name: str(tmp_path / text) if text.endswith(".toml") else text for name, text in environ.items()}
+    router = make_router(environ=here)
+    router.start(wait=False)
+
+    assert router.await_exit(timeout=30.0) == 3
+
+    lines = router.log.splitlines()
+    assert lines[-1].endswith(f"[ERROR] refusing to start: {sentence}")
+    assert "Traceback" not in router.log
+    assert router.log.count(sentence) == 1
+    assert "secret" not in router.log
+
+
+@pytest.mark.parametrize("name", ["ANVIL_MAX_CONCURRENCY", "ANVIL_GRACEFUL_TIMEOUT"])
+def test_a_number_that_is_none_is_refused_before_there_is_a_master(
+    make_router: Callable[..., Router], name: str
+) -> None:
+    router = make_router(environ={name: "many"})
+    router.start(wait=False)
+
+    assert router.await_exit(timeout=30.0) == 2
+    assert router.log.splitlines() == [f"refusing to start: {name} must be a whole number"]

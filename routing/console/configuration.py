@@ -362,7 +362,7 @@ def _fault_of_scope(entry: object) -> str:
         return ""
     scope = _scope_text(Scope(str(entry.get("tier_id")), entry.get("member_id")))
     if "reason" in entry:
-        return wording.sentence(f"{scope}: {wording.readiness(str(entry['reason']))}")
+        return f"{scope}: {wording.readiness(str(entry['reason']))}."
     running = wording.count(int(entry.get("active_requests", 0)), "request is", "requests are")
     return f"{scope} is {entry.get('state')}, and {running} running there."
 

@@ -161,6 +161,36 @@ def test_by_keyboard_alone(fleet: tuple[Router, list[Engine]], open_window: Open
     expect(page.get_by_text("Quiesced chat/member-b, reason upgrade.")).to_be_visible()
     page.keyboard.press("Escape")
     expect(row(page, "member-b").get_by_text("upgrade, ada")).to_be_visible()
+    # The button that opened it is gone: focus is on what can be done there now.
+    expect(page.get_by_role("link", name="Readmit chat/member-b")).to_be_focused()
+    await_readings(page, 2)
+    expect(page.get_by_role("link", name="Readmit chat/member-b")).to_be_focused()
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline != "none"
+
+    # What listens to the page is told once that something has changed, not every second that nothing has.
+    told = page.locator("#fleet-told")
+    expect(told).to_have_text(
+        "chat: admitting, 1 of 2 members serving. direct: admitting.", use_inner_text=False
+    )
+    page.evaluate("""() => {
+        window.changes = 0;
+        const observer = new MutationObserver((all) => { window.changes += all.length; });
+        const told = document.getElementById("fleet-told");
+        observer.observe(told, {childList: true, characterData: true, subtree: true});
+    }""")
+    await_readings(page, 3)
+    assert page.evaluate("window.changes") == 0
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Verify and readmit")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Verify and readmit")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Readmitted chat/member-b: it was verified.")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    expect(told).to_have_text("chat: admitting, 2 of 2 members serving. direct: admitting.")
+    assert page.evaluate("window.changes") > 0
 
 
 def await_readings(page: Page, count: int) -> None:

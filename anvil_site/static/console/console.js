@@ -119,7 +119,8 @@
   }
 
   document.addEventListener("htmx:afterSettle", (event) => {
-    if (event.detail.target === content) open();
+    // Empty: it was closed between the swap and this.
+    if (event.detail.target === content && content.hasChildNodes()) open();
   });
   for (const failure of ["htmx:responseError", "htmx:sendError", "htmx:timeout"]) {
     document.addEventListener(failure, (event) => {

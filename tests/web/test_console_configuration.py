@@ -221,7 +221,7 @@ def test_a_failed_verification_goes_back_and_says_why(serving: Control) -> None:
     page = activate(serving, operator(), row, drain="yes")
 
     assert "What changed could not be verified; the previous snapshot is active again." in page
-    assert "Solo: the question for its models was answered 503." in page
+    assert "solo: the question for its models was answered 503." in page
     assert "Go back to the previous snapshot" in page
     assert ActiveSnapshot.objects.get().snapshot_id == before
 

@@ -543,12 +543,12 @@ def http_date() -> bytes:
     return _date[1]
 
 
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+
+
 def status_phrase(status: int) -> str:
     """The reason phrase of a status; a plain word for one that has none."""
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Status"
+    return _PHRASES.get(status, "Status")
 
 
 def render_head(

@@ -1,4 +1,4 @@
-"""python -m tests.unit.fuzz NAME [--seconds N] [--corpus DIRECTORY]: one target under coverage guidance.
+"""python -m tests.unit.fuzz NAME [--seconds N] [--corpus DIRECTORY [--keep]]: under coverage guidance.
 
 Needs atheris, which is no dependency: it has wheels for Linux alone.
 """
@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.unit.fuzz.corpora import keep
+
 ROOMS = ["admission", "routing", "telemetry", "anvil_site.incoming"]
 """What is watched for coverage."""
 
@@ -18,7 +20,13 @@ def main() -> int:
     parser.add_argument("name", help="a target of tests/unit/fuzz/targets.py")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--corpus", type=Path, help="keeps what was found worth keeping")
+    parser.add_argument("--keep", action="store_true", help="run nothing: take --corpus into the tests")
     options = parser.parse_args()
+    if options.keep:
+        if options.corpus is None:
+            parser.error("--keep needs --corpus")
+        print(f"{keep(options.name, options.corpus)} inputs are kept")
+        return 0
     try:
         import atheris
     except ImportError:

@@ -6,6 +6,7 @@ Hypothesis drives them in the default run, and a coverage-guided fuzzer by hand 
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -22,6 +23,7 @@ from routing.snapshot import CODE_TEXTS, SnapshotError, validate_snapshot
 from routing.sse import EventFramer, read_block
 from routing.topology import Topology, TopologyError, parse_topology
 from telemetry.engine_metrics import MAX_COUNT, MetricsStatus, parse_engine_metrics
+from tests.unit.fuzz.corpora import kept
 
 MAX_EVENT: Final = 4096
 MULTIPART: Final = "multipart/form-data; boundary=b"
@@ -212,8 +214,14 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = MappingProxyType(
 _TESTS: Final = Path(__file__).parents[2]
 
 
+@cache
 def corpus(name: str) -> list[bytes]:
-    """What a target is begun with: whole documents, and the words that its grammar is made of."""
+    """What a target is begun with: whole documents, the words that its grammar is made of, and what earlier
+    runs have found."""
+    return [*_documents(name), *kept(name)]
+
+
+def _documents(name: str) -> list[bytes]:
     if name in ("config", "topology"):
         return [path.read_bytes() for path in sorted((_TESTS / "corpus" / name).rglob("*.toml"))]
     if name == "snapshot":

@@ -743,7 +743,7 @@ class AnvilWorker(ThreadWorker):
         """Refuse a request before its body was read, in its caller's dialect, and close."""
         if failure is SERVER_BUSY:
             self._router.evidence.refused(None, Refused.SERVER_BUSY)
-        answer = self.plane.refusal(head.decoded_path, failure)
+        answer = self.plane.refusal(head.decoded_path, failure, request_id=head.field("x-request-id"))
         headers = (*answer.headers, ("Content-Length", str(len(answer.body))))
         if failure.status == 503:
             headers = (*headers, RETRY_SOON)

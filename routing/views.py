@@ -121,9 +121,15 @@ class DataPlane:
         """Whether requests to ``path`` take one of the front door's places."""
         return path in DIALECTS
 
-    def refusal(self, path: str, failure: Failure) -> Reply:
-        """``failure`` in the dialect that callers of ``path`` speak."""
-        return reply(DIALECTS.get(path, _REST_DIALECT), failure)
+    def refusal(self, path: str, failure: Failure, *, request_id: str | None = None) -> Reply:
+        """``failure`` in the dialect that callers of ``path`` speak, before their request was read.
+
+        Inference answers carry an X-Request-Id: ``request_id`` when it is safe, else a new one.
+        """
+        dialect = DIALECTS.get(path)
+        if dialect is None:
+            return reply(_REST_DIALECT, failure)
+        return reply(dialect, failure, ("X-Request-Id", _request_id(request_id)))
 
     def refuses_key(self, authorization: str | None, api_key: str | None) -> Failure | None:
         """Why whoever presents this may not infer; None when it may. Reading a body is for those who may."""
@@ -170,7 +176,7 @@ class DataPlane:
         self, dialect: Dialect, environ: "WSGIEnvironment", start_response: "StartResponse"
     ) -> Iterable[bytes]:
         arrived = time.monotonic()
-        request_id = _correlation_id(environ, "HTTP_X_REQUEST_ID") or secrets.token_hex(16)
+        request_id = _request_id(environ.get("HTTP_X_REQUEST_ID"))
         visit = _Visit(self, environ, request_id)
         try:
             result = visit.handle(dialect, arrived)
@@ -197,7 +203,7 @@ class DataPlane:
     def _models(
         self, name: str, environ: "WSGIEnvironment", start_response: "StartResponse"
     ) -> Iterable[bytes]:
-        request_id = _correlation_id(environ, "HTTP_X_REQUEST_ID") or secrets.token_hex(16)
+        request_id = _request_id(environ.get("HTTP_X_REQUEST_ID"))
         try:
             if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
                 raise _Refusal(METHOD_NOT_ALLOWED, ("Allow", "GET, HEAD"))
@@ -390,6 +396,11 @@ def read_body(environ: "WSGIEnvironment", limit: int) -> bytes:
     if len(body) > limit:
         raise _Refusal(BODY_TOO_LARGE)
     return body
+
+
+def _request_id(given: object) -> str:
+    """The caller's own when it is safe, else a new one."""
+    return given if is_correlation_id(given) else secrets.token_hex(16)
 
 
 def _correlation_id(environ: "WSGIEnvironment", key: str) -> str | None:

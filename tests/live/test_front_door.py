@@ -50,9 +50,9 @@ def record(router: Router, request_id: str) -> dict[str, object]:
 @pytest.mark.parametrize("more", ["\r\nx", "Expect: 100-continue\r\n\r\n"])
 def test_a_stranger_is_refused_before_its_body_is_read(router: Router, more: str) -> None:
     with RawConnection(router.port, timeout=5) as caller:
-        caller.send((HEAD + more).encode())
+        caller.send((HEAD + "X-Request-Id: stranger-1\r\n" + more).encode())
         answer = caller.read_head()
-    assert answer.status == 401
+    assert (answer.status, answer.get("x-request-id")) == (401, "stranger-1")
 
 
 @pytest.mark.requirement("contract 2")

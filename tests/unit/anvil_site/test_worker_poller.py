@@ -55,7 +55,7 @@ class Plane:
     def refuses_key(self, authorization: str | None, api_key: str | None) -> Failure | None:
         return None
 
-    def refusal(self, path: str, failure: Failure) -> Reply:
+    def refusal(self, path: str, failure: Failure, *, request_id: str | None = None) -> Reply:
         return Reply(status=failure.status, headers=(), body=failure.code.encode())
 
     def answer(

@@ -22,11 +22,15 @@ BODY_MIN_RATE: Final = 8 * 1024
 and then. Kestrel asks for 240 and Apache's mod_reqtimeout for 500, where nothing is kept of a body; here
 everything is. No client that works is so slow, and 32 MiB are over in 68 minutes."""
 
+_FIELD = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*"
 _HEAD = re.compile(
     rb"([A-Z]{3,16}) (?:https?://[A-Za-z0-9.:\[\]_-]+)?(/[!-~]*) HTTP/1\.([01])\r\n"
-    rb"((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)*)"
+    rb"((?:" + _FIELD + rb"\r\n)*)"
 )
-_HOPELESS = re.compile(rb"\A[^A-Z\r]|(?<!\r)\n|\r[^\n]")
+_BARE = rb"(?<!\r)\n|\r[^\n]"
+_BARE_LINE_END = re.compile(_BARE)
+_HOPELESS = re.compile(rb"\A[^A-Z\r]|" + _BARE)
+_TRAILER = re.compile(_FIELD)
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 
@@ -171,7 +175,8 @@ class ChunkedBody:
                 self._state = "end"
             end = buffer.find(b"\r\n")
             if end < 0:
-                if len(buffer) > MAX_TRAILER_BYTES:
+                is_stray = self._state == "end" and buffer and buffer != b"\r"
+                if is_stray or len(buffer) > MAX_TRAILER_BYTES or _BARE_LINE_END.search(buffer):
                     raise BadRequest(400)
                 return False
             line = bytes(buffer[:end])
@@ -188,6 +193,8 @@ class ChunkedBody:
                 self._state = "size"
             elif not line:
                 return True
+            elif _TRAILER.fullmatch(line) is None:
+                raise BadRequest(400)
             else:
                 self._trailer += len(line)
                 if self._trailer > MAX_TRAILER_BYTES:

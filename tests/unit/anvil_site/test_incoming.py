@@ -314,6 +314,20 @@ def test_a_chunked_body_may_be_cut_anywhere(places: list[int]) -> None:
         b"0\r\n" + b"T: " + b"x" * MAX_TRAILER_BYTES + b"\r\n\r\n",
         b"0\r\n" + (b"T: x\r\n" * MAX_TRAILER_BYTES),
         b"5;" + b"x" * (MAX_TRAILER_BYTES + 1),
+        # Where the line has no end yet: these used to be waited for.
+        b"5\nhello\n",
+        b"5\nhel",
+        b"5\rx",
+        b"5\r\nhelloX",
+        b"5\r\nhello\n",
+        b"0\r\n\n",
+        b"0\r\nT: x\n",
+        # These used to be taken for trailers.
+        b"0\r\nT: x\nU: y\r\n\r\n",
+        b"0\r\nT: x\rU: y\r\n\r\n",
+        b"0\r\nT: \x00\r\n\r\n",
+        b"0\r\n T: x\r\n\r\n",
+        b"0\r\nGET / HTTP/1.1\r\n\r\n",
     ],
 )
 def test_chunks_that_are_refused(data: bytes) -> None:

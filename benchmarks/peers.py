@@ -194,30 +194,17 @@ def anvil(
     }
     command = [sys.executable, "-m", "anvil_site.cli", "serve"]
     if blocking:
-        command = [
-            sys.executable,
-            "-m",
-            "gunicorn",
-            "-c",
-            "benchmarks/gthread.py",
-            "anvil_site.wsgi:application",
-        ]
-    return start("anvil-blocking" if blocking else "anvil", command, port, environ=environ, ready="/readyz")
+        command = [*GTHREAD, "anvil_site.wsgi:application"]
+    running = start(f"anvil-{port}", command, port, environ=environ, ready="/readyz")
+    running.scratch = data
+    return running
 
 
 def empty() -> Running:
     """An empty WSGI application on gunicorn's gthread worker: the least that a threaded server costs."""
     port = free_port()
     environ = {"ANVIL_BIND": f"127.0.0.1:{port}", "ANVIL_MAX_CONCURRENCY": "64"}
-    command = [
-        sys.executable,
-        "-m",
-        "gunicorn",
-        "-c",
-        "benchmarks/gthread.py",
-        "benchmarks.empty:application",
-    ]
-    return start("empty", command, port, environ=environ)
+    return start("empty-wsgi", [*GTHREAD, "benchmarks.empty:application"], port, environ=environ)
 
 
 def documents(engines: Sequence[int], strategy: str, ceilings: Sequence[int]) -> tuple[str, str]:

@@ -224,7 +224,7 @@ def test_a_thousand_that_send_a_byte_now_and_then(
 
     def trickle(stop: threading.Event) -> None:
         nonlocal rounds
-        while not stop.is_set():
+        while not stop.wait(0.05):
             for connection in crowd:
                 # The router may have given this one up.
                 with contextlib.suppress(OSError):

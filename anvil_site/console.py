@@ -26,6 +26,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ),
     ("serving", "Serving", ("routing.RouterSnapshot", "admission.AdmissionIntent", "routing.ApiKey")),
     ("evidence", "Evidence", ("telemetry.DecisionEntry", "routing.AuditEntry")),
+    ("people", "People", ("auth.User", "auth.Group")),
 )
 """Slug, heading and models of each block of the index; other models follow under their apps."""
 

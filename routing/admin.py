@@ -9,6 +9,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db.models import Exists, OuterRef, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect
+from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html
@@ -20,6 +21,7 @@ from routing.audit import Through
 from routing.models import ActiveSnapshot, ApiKey, AuditEntry, RouterSnapshot
 from routing.refusals import Refused, not_ledger_owner
 from routing.router import Router, live
+from routing.templatetags.console import badge
 
 
 def owner() -> Router:
@@ -40,6 +42,10 @@ class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run 
     class Meta:
         model = ApiKey
         fields = ["name", "scopes", "max_concurrency", "expires_at"]
+        help_texts = {
+            "max_concurrency": "How many may run at once; empty: no limit.",
+            "expires_at": "In UTC; empty: never.",
+        }
 
     def clean(self) -> dict[str, Any]:
         found: dict[str, Any] = super().clean() or self.cleaned_data
@@ -56,6 +62,21 @@ class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run 
         return found
 
 
+class RevokedFilter(admin.SimpleListFilter):
+    """Keys that were revoked, and the others."""
+
+    title = "state"
+    parameter_name = "revoked"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("no", "not revoked"), ("yes", "revoked")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
+        if self.value() not in ("yes", "no"):
+            return queryset
+        return queryset.filter(revoked_at__isnull=self.value() == "no")
+
+
 @admin.register(ApiKey)
 class ApiKeyAdmin(ReadOnlyAdmin):
     """Keys are made here, shown once, and revoked; what a key may do never changes."""
@@ -70,7 +91,7 @@ class ApiKeyAdmin(ReadOnlyAdmin):
         "last_used_at",
         "revoked_at",
     ]
-    list_filter = [("revoked_at", admin.EmptyFieldListFilter)]
+    list_filter = [RevokedFilter]
     search_fields = ["name", "prefix"]
     actions = ["revoke"]
 
@@ -190,8 +211,8 @@ class RouterSnapshotAdmin(ReadOnlyAdmin):
 
     change_list_template = "console/wide_list.html"
     list_display = [
-        *("name", "is_active", "digest", "created_at", "created_by", "source"),
-        *("tier_count", "replica_member_count"),
+        *("name", "state", "digest", "created_at", "created_by", "source"),
+        *("tiers", "members"),
     ]
     list_filter = ["source", "created_by"]
     search_fields = ["config_sha256", "topology_sha256", "created_by"]
@@ -204,15 +225,23 @@ class RouterSnapshotAdmin(ReadOnlyAdmin):
 
     @admin.display(description="snapshot", ordering="pk")
     def name(self, row: RouterSnapshot) -> str:
-        return f"Snapshot {row.pk}"
+        return format_html('<span class="nowrap">Snapshot {}</span>', row.pk)
+
+    @admin.display(description="tiers", ordering="tier_count")
+    def tiers(self, row: RouterSnapshot) -> int:
+        return row.tier_count
+
+    @admin.display(description="members", ordering="replica_member_count")
+    def members(self, row: RouterSnapshot) -> int:
+        return row.replica_member_count
 
     @admin.display(description="digest", ordering="config_sha256")
     def digest(self, row: RouterSnapshot) -> str:
         return format_html('<code title="{}">{}…</code>', row.config_sha256, row.config_sha256[:16])
 
-    @admin.display(description="active", boolean=True)
-    def is_active(self, row: Any) -> bool:
-        return bool(row.active)
+    @admin.display(description="state", ordering="active")
+    def state(self, row: Any) -> str:
+        return render_to_string("console/_badge.html", badge("active")) if row.active else "stored"
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         """The page of the capture in the console; whoever may not look is told there."""

@@ -262,7 +262,13 @@ class Tier(NamedRow):
     IDENTITY: ClassVar = ("model_revision", "engine_version", "image_digest", "config_fingerprint")
 
     identifier = _identifier("tier", unique=True)
-    base_url = _text("tier", "base_url", 2048, help_text="Direct tiers only. Empty: a replica tier.")
+    base_url = _text(
+        "tier",
+        "base_url",
+        2048,
+        verbose_name="base URL",
+        help_text="Direct tiers only. Empty: a replica tier.",
+    )
     description = _text("tier", "description", 512)
     dialect = _choice("tier", "dialect", ("openai", "anthropic"), default="openai")
     context_limit = models.PositiveIntegerField(validators=[KeyRule("tier", "context_limit")])
@@ -318,7 +324,7 @@ class ReplicaMember(NamedRow):
 
     tier = models.ForeignKey(Tier, on_delete=models.CASCADE, related_name="members")
     identifier = _identifier("replica")
-    base_url = _required("replica", "base_url", 2048)
+    base_url = _required("replica", "base_url", 2048, verbose_name="base URL")
     host_id = _required("replica", "host_id", 64, verbose_name="host")
     resource_id = _required("replica", "resource_id", 64, verbose_name="resource")
     qualification_ref = _required("replica", "qualification_ref", 128)
@@ -356,7 +362,7 @@ class PurposeModel(NamedRow):
     identifier = _identifier("purpose_model", unique=True)
     kind = _choice("purpose_model", "kind", ("embedding", "rerank"), blank=False)
     model = _required("purpose_model", "model", 256)
-    base_url = _required("purpose_model", "base_url", 2048)
+    base_url = _required("purpose_model", "base_url", 2048, verbose_name="base URL")
     auth_env = _text("purpose_model", "auth_env", 128)
     timeout = _seconds("purpose_model", "timeout")
 
@@ -369,7 +375,7 @@ class AudioRoute(NamedRow):
     identifier = _identifier("audio_route", unique=True)
     purpose = _choice("audio_route", "purpose", ("stt", "tts"), blank=False)
     model = _required("audio_route", "model", 256)
-    base_url = _required("audio_route", "base_url", 2048)
+    base_url = _required("audio_route", "base_url", 2048, verbose_name="base URL")
     source_sample_rate = _whole("audio_route", "source_sample_rate", help_text="Hz. Text-to-speech only.")
     default = models.BooleanField(default=False)
     auth_env = _text("audio_route", "auth_env", 128)
@@ -398,8 +404,11 @@ class GpuRole(NamedRow):
     identifier = _identifier("gpu_role", unique=True)
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="gpu_roles")
     uuid = _required("gpu_role", "uuid", 128)
-    vram_mib = _whole("gpu_role", "vram_mib", help_text="MiB.")
-    reserve_mib = _whole("gpu_role", "reserve_mib", help_text="MiB.")
+    vram_mib = _whole("gpu_role", "vram_mib", verbose_name="VRAM", help_text="MiB.")
+    reserve_mib = _whole("gpu_role", "reserve_mib", verbose_name="reserve", help_text="MiB.")
+
+    class Meta(NamedRow.Meta):
+        verbose_name = "GPU role"
 
 
 class Resource(NamedRow):

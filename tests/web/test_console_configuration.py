@@ -257,7 +257,7 @@ def test_the_list_of_snapshots_marks_the_active_one(serving: Control) -> None:
     client = operator()
 
     listing = text_of(client.get("/admin/routing/routersnapshot/"))
-    assert listing.count("icon-yes.svg") == 1
+    assert listing.count("badge-active") == 1
     assert second.config_sha256[:16] in listing
 
     response = client.get(f"/admin/routing/routersnapshot/{first.pk}/change/")

@@ -24,8 +24,8 @@ class Watch:
     """What all engines have seen, and what they may see at most.
 
     ``ceilings`` are by engine and by tier (its engines together); absent: none. `Watch.check` is called
-    before a new request is counted. The count is exact: a request is in work until its answer's last bytes are
-    written or the router has closed its connection, whether the engine has read that close or not.
+    before a new request is counted. The count is exact: a request is in work until its answer's last bytes
+    are written or the router has closed its connection, whether the engine has read that close or not.
     """
 
     tiers: Mapping[str, tuple[str, ...]]

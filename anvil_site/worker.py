@@ -347,7 +347,10 @@ class AnvilWorker(ThreadWorker):
 
     def _turn(self, timeout: float) -> None:
         """Serve what is ready, at most ``timeout`` seconds from now, and the deadlines."""
-        for fd, _ in self._epoll.poll(min(timeout, SWEEP_SECONDS)):
+        ready = [fd for fd, _ in self._epoll.poll(min(timeout, SWEEP_SECONDS))]
+        # Who is here comes before who wants in: a request that has come makes no room unread.
+        ready.sort(key=lambda fd: fd not in self._connections)
+        for fd in ready:
             connection = self._connections.get(fd)
             try:
                 if connection is not None:
@@ -380,11 +383,12 @@ class AnvilWorker(ThreadWorker):
         listener = next((each for each in self.sockets if each.fileno() == fd), None)
         if listener is None:
             return
-        # A bounded burst a turn: the connections that are open come first.
-        for number in range(64):
+        # A bounded burst a turn: the connections that are open come first. Nobody makes room after the first
+        # was let in: the next turn tells whether somebody still waits for it, and reads what came meanwhile.
+        accepted = False
+        for _ in range(64):
             if len(self._connections) >= self.worker_connections:
-                if number:
-                    # Nobody makes room before the next turn has told that somebody waits for it.
+                if accepted:
                     return
                 if not self._evict():
                     self._pause_accepting("every connection is in use")
@@ -396,6 +400,8 @@ class AnvilWorker(ThreadWorker):
             except OSError as error:
                 if error.errno not in _OUT_OF_DESCRIPTORS:
                     raise
+                if accepted:
+                    return
                 if self._evict():
                     continue
                 self._pause_accepting("no descriptor is free")
@@ -403,6 +409,7 @@ class AnvilWorker(ThreadWorker):
             connection = Connection(self.cfg, sock, client, listener.getsockname(), time.monotonic())
             self._connections[connection.fd] = connection
             self._epoll.register(connection.fd, _READ_ONCE)
+            accepted = True
 
     def _pause_accepting(self, why: str) -> None:
         """New connections wait in the backlog for a moment; the ones that are open go on."""

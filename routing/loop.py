@@ -543,7 +543,7 @@ def http_date() -> bytes:
     return _date[1]
 
 
-_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus} | {529: "Overloaded"}
 
 
 def status_phrase(status: int) -> str:

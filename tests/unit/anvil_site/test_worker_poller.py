@@ -582,6 +582,31 @@ def test_a_descriptor_is_made_free_by_who_waits_longest(
     newcomer.close()
 
 
+def test_nobody_makes_room_whose_request_is_there_to_be_read(worker: Driven) -> None:
+    """With one descriptor for all, each newcomer used to reset the one that had come right before it."""
+    listener = worker.sockets[0]
+
+    class Tight:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listener, name)
+
+        def accept(self) -> Any:
+            if worker._connections:
+                raise OSError(errno.EMFILE, "too many open files")
+            return listener.accept()
+
+    worker.sockets[0] = Tight()
+    with ExitStack() as stack:
+        newcomers = [stack.enter_context(socket.socket()) for _ in range(5)]
+        for sock in newcomers:
+            sock.settimeout(PATIENCE)
+            sock.connect(listener.getsockname())
+            sock.sendall(request(path="/healthz"))
+        for sock in newcomers:
+            assert receive(worker, sock).startswith(b"HTTP/1.1 200 ")
+    worker.sockets[0] = listener
+
+
 # What may not happen
 
 

@@ -42,10 +42,15 @@ _TOO_MANY_KEY_PARTS = re.compile(r"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*)" + f"{{{MA
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong with a document: ``path`` as in ``router.tiers[1].id``, and what is wrong there."""
+    """One thing wrong with a document: ``path`` as in ``router.tiers[1].id``, and what is wrong there.
+
+    ``place`` is the same path in parts, within the document called ``name`` where several stand side by side.
+    """
 
     path: str
     message: str
+    place: Path = field(default=(), compare=False, repr=False)
+    name: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
@@ -163,7 +168,8 @@ class Faults:
 
     def in_order(self) -> tuple[Fault, ...]:
         found = sorted(self._found, key=lambda entry: entry[0])
-        return tuple(Fault(self.render(path), message) for _, path, message in found)
+        name = "".join(map(str, self._name))
+        return tuple(Fault(self.render(path), message, path, name) for _, path, message in found)
 
     def _position(self, path: Path) -> tuple[int, ...]:
         position: list[int] = []

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from routing.config import ReplicaMember, RouterConfig, Tier, normalise_url, read_config, thaw
-from routing.documents import MAX_DOCUMENT_BYTES, Fault, read_bounded
+from routing.documents import MAX_DOCUMENT_BYTES, Fault, Path, read_bounded, render_path
 from routing.topology import Resource, Topology, TopologyError, parse_topology
 
 SnapshotCode: TypeAlias = Literal[
@@ -227,38 +227,37 @@ def _join(config: RouterConfig, topology: Topology | None) -> SnapshotCode | Non
 
 
 def join_faults(config: RouterConfig, topology: Topology | None) -> tuple[tuple[SnapshotCode, Fault], ...]:
-    """Every rule of the join that a member breaks, with its place, in document order: for the owner alone."""
+    """Every rule of the join that a member breaks, with its place, member by member: for the owner alone."""
     found: list[tuple[SnapshotCode, Fault]] = []
-    places: dict[str, str] = {}
+    places: dict[str, Path] = {}
 
-    def add(code: SnapshotCode, place: str, message: str) -> None:
-        found.append((code, Fault(place, message)))
+    def add(code: SnapshotCode, place: Path, message: str) -> None:
+        found.append((code, Fault(render_path(place), message, place)))
 
     for tier_number, tier in enumerate(config.tiers):
         for number, member in enumerate(tier.replicas):
-            place = f"router.tiers[{tier_number}].replicas[{number}]"
-            first = places.setdefault(member.resource_id, f"{place}.resource_id")
-            if first != f"{place}.resource_id":
-                add("replica_resource_reused", f"{place}.resource_id", f"is the same as {first}")
+            here: Path = ("router", "tiers", tier_number, "replicas", number)
+            resource_place, host_place = (*here, "resource_id"), (*here, "host_id")
+            first = places.setdefault(member.resource_id, resource_place)
+            if first != resource_place:
+                add("replica_resource_reused", resource_place, f"is the same as {render_path(first)}")
             if member.host_id != tier.replicas[0].host_id:
                 same = f"must be the same as router.tiers[{tier_number}].replicas[0].host_id"
-                add("replica_host_split", f"{place}.host_id", same)
+                add("replica_host_split", host_place, same)
             resource = None if topology is None else topology.resource(member.resource_id)
             if resource is None:
                 unknown = "can't be found: no topology is given"
                 missing = unknown if topology is None else f"{member.resource_id!r} is not in the topology"
-                add("replica_resource_missing", f"{place}.resource_id", missing)
+                add("replica_resource_missing", resource_place, missing)
                 continue
             if resource.host != member.host_id:
                 other = f"is {member.host_id!r}, but the resource is on {resource.host!r}"
-                add("replica_host_mismatch", f"{place}.host_id", other)
+                add("replica_host_mismatch", host_place, other)
             if resource.endpoint is None:
-                add(
-                    "replica_endpoint_missing", f"{place}.resource_id", "names a resource without an endpoint"
-                )
+                add("replica_endpoint_missing", resource_place, "names a resource without an endpoint")
             elif not _same_endpoint(member, resource):
                 endpoint = f"is {member.base_url!r}, but the resource's endpoint is {resource.endpoint!r}"
-                add("replica_endpoint_mismatch", f"{place}.base_url", endpoint)
+                add("replica_endpoint_mismatch", (*here, "base_url"), endpoint)
     return tuple(found)
 
 

@@ -274,7 +274,12 @@ def _preview(config: bytes, topology: bytes | None, overlay: bytes | None) -> di
 def _refusal(error: SnapshotError, config: bytes, topology: bytes | None, overlay: bytes | None) -> Refused:
     found = itertools.islice(document_faults(config, topology, overlay), MAX_FAULTS)
     faults = [
-        {"document": fault.document, "path": fault.fault.path, "message": fault.fault.message}
+        {
+            "document": fault.document,
+            "line": fault.line,
+            "path": fault.fault.path,
+            "message": fault.fault.message,
+        }
         for fault in found
     ]
     extra = {"config_sha256": error.config_sha256, "faults": faults}

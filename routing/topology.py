@@ -168,7 +168,7 @@ class _Document:
     def all_faults(self) -> tuple[Fault, ...]:
         if self.unreadable is None:
             return self.faults.in_order()
-        return (Fault(self._name or self.unreadable.path, self.unreadable.message),)
+        return (Fault(self._name or self.unreadable.path, self.unreadable.message, name=self._name),)
 
 
 def parse_topology(data: bytes, overlay: bytes | None = None) -> Topology:

@@ -4,11 +4,21 @@ Unlike every other command, this one shows what stands in the documents (but nev
 """
 
 import hashlib
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
+from routing.config import unset_auth_envs
 from routing.document_faults import DocumentFault, DocumentName, document_faults
 from routing.documents import MAX_DOCUMENT_BYTES, Fault, read_bounded
-from routing.snapshot import CODES, SnapshotError, validate_snapshot, validation_result
+from routing.snapshot import (
+    CODES,
+    SnapshotError,
+    ValidatedSnapshot,
+    validate_snapshot,
+    validation_result,
+)
 
 from .outcome import Json, Outcome, refused
 from .spec import Arguments
@@ -17,34 +27,73 @@ from .topology import line
 DOCUMENTS: tuple[DocumentName, ...] = ("config", "topology", "overlay")
 
 
+MAX_PLACES: Final = 20
+
+
 def check(arguments: Arguments) -> Outcome:
-    paths = arguments.required_path("config"), arguments.path("topology"), arguments.path("topology-overlay")
+    paths = _paths(arguments)
     # Read once: a document may come through a pipe.
-    config, topology, overlay = (None if path is None else _read(path) for path in paths)
-    documents = zip(DOCUMENTS, paths, (config, topology, overlay), strict=True)
+    config, topology, overlay = documents = tuple(None if path is None else _read(path) for path in paths)
+    found = _faults(paths, documents)
+    if not found:
+        assert config is not None
+        snapshot = validate_snapshot(config, topology, overlay)
+        result = validation_result(snapshot)
+        warnings = tuple(_unset(snapshot))
+        return Outcome(data={**result, "faults": []}, lines=(line(result),), warnings=warnings)
+    code = min((item.code for item in found), key=CODES.index)
+    complete = config is not None and len(config) <= MAX_DOCUMENT_BYTES
+    digest = hashlib.sha256(config).hexdigest() if config is not None and complete else None
+    result = validation_result(SnapshotError(code, config_sha256=digest))
+    faults: list[Json] = [
+        {
+            "document": item.document,
+            "line": item.line,
+            "path": item.fault.path,
+            "message": item.fault.message,
+        }
+        for item in found
+    ]
+    lines = tuple(f"{item.place}: {item.fault.message}" for item in found)
+    return refused(code, data={**result, "faults": faults}, lines=(*lines, line(result)))
+
+
+def places(arguments: Arguments) -> tuple[str, ...]:
+    """Where the faults of what the options name are, for a command whose answers hold nothing that was read.
+
+    None where a document is no plain file: what came through a pipe is gone.
+    """
+    paths = _paths(arguments)
+    if not all(path is None or path.is_file() for path in paths):
+        return ()
+    found = _faults(paths, tuple(None if path is None else _read(path) for path in paths))
+    shown = [f"  {item.place}" for item in found[:MAX_PLACES]]
+    more = len(found) - len(shown)
+    return (*shown, *((f"  and {more} more",) if more else ()))
+
+
+def _paths(arguments: Arguments) -> tuple[Path | None, Path | None, Path | None]:
+    return arguments.path("config"), arguments.path("topology"), arguments.path("topology-overlay")
+
+
+def _faults(paths: Sequence[Path | None], documents: Sequence[bytes | None]) -> list[DocumentFault]:
     unreadable = [
         DocumentFault(
             "router_config_invalid" if document == "config" else "topology_invalid",
             document,
             Fault("document", "can't be read"),
         )
-        for document, path, data in documents
+        for document, path, data in zip(DOCUMENTS, paths, documents, strict=True)
         if path is not None and data is None
     ]
-    found = [*unreadable, *document_faults(config, topology, overlay, topology_readable=not unreadable)]
-    if not found:
-        assert config is not None
-        result = validation_result(validate_snapshot(config, topology, overlay))
-        return Outcome(data={**result, "faults": []}, lines=(line(result),))
-    code = min((item.code for item in found), key=CODES.index)
-    complete = config is not None and len(config) <= MAX_DOCUMENT_BYTES
-    digest = hashlib.sha256(config).hexdigest() if config is not None and complete else None
-    result = validation_result(SnapshotError(code, config_sha256=digest))
-    faults: list[Json] = [
-        {"document": item.document, "path": item.fault.path, "message": item.fault.message} for item in found
-    ]
-    lines = tuple(f"{item.document}: {item.fault}" for item in found)
-    return refused(code, data={**result, "faults": faults}, lines=(*lines, line(result)))
+    return [*unreadable, *document_faults(*documents, topology_readable=not unreadable)]
+
+
+def _unset(snapshot: ValidatedSnapshot) -> Iterator[str]:
+    """Of each variable that is not set where this runs: what names it, and what that means."""
+    for place in unset_auth_envs(snapshot.config, os.environ):
+        token = "no bootstrap token" if place == "server.auth_env" else "no Authorization header is sent"
+        yield f"{place} names a variable that is not set here; where the router runs without it: {token}"
 
 
 def _read(path: Path) -> bytes | None:

@@ -13,6 +13,7 @@ from typing import Final
 from routing.snapshot import SnapshotError, ValidatedSnapshot, validation_result
 
 from .changes import change_lines, step_lines
+from .check import places
 from .client import Target, call
 from .outcome import Fault, Json, Outcome, RouterFault, failed, refusal_of, refused, tell_traceback
 from .shapes import bounded
@@ -36,7 +37,8 @@ def install_config(arguments: Arguments) -> Outcome:
         "activation": None,
     }
     if isinstance(snapshot, SnapshotError):
-        return refused(snapshot.code, data=data, lines=(line(validation),))
+        lines = (f"{LABEL}: {Fault(snapshot.code).line}", *places(arguments))
+        return refused(snapshot.code, data=data, lines=lines)
     # An address that can't be one is bad input; it must not look like a router that is down.
     target = Target.from_environment()
     try:

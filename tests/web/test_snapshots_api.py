@@ -146,12 +146,14 @@ def test_a_refusal_has_the_code_and_every_fault_with_its_place_and_stores_nothin
         "faults": [
             {
                 "document": "config",
+                "line": 11,
                 "path": "router.model_routes.capacity",
                 "message": "must be 1 to 128 letters, digits, . _ : / or -, the first a letter or digit, "
                 "and none of capacity, capabilities, fingerprints",
             },
             {
                 "document": "config",
+                "line": 51,
                 "path": "router.tiers[1].max_concurrency",
                 "message": "must be an integer from 1 to 100000, not 0",
             },
@@ -175,7 +177,12 @@ def test_a_document_that_is_too_large(control: Control, first: int) -> None:
     assert (reply.status, reply.json["error"]["code"]) == (422, "config_too_large")
     assert reply.json["config_sha256"] is None
     assert reply.json["faults"] == [
-        {"document": "config", "path": "document", "message": "is larger than 1048576 bytes"}
+        {
+            "document": "config",
+            "line": None,
+            "path": "document",
+            "message": "is larger than 1048576 bytes",
+        }
     ]
     over = SimpleUploadedFile("c", b"#" * (1_048_576 + 2))
     response = Client().post(SNAPSHOTS, {"config": over}, headers={"Authorization": f"Bearer {TOKEN}"})

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -275,7 +276,12 @@ class TestBeforeAnything:
         assert enveloped.envelope["data"]["validation"]["error_code"] == case.name
         assert enveloped.envelope["errors"] == [{"code": case.name, "message": Fault(case.name).message}]
         shown = anvil("router", "install-config", *words)
-        assert (shown.code, shown.out, shown.err) == (2, "", f"refused: {case.name}\n")
+        assert (shown.code, shown.out) == (2, "")
+        first, *places = shown.err.splitlines()
+        assert first == f"router install-config: {Fault(case.name).line}"
+        # Where, and nothing of what stands there.
+        assert places
+        assert all(re.fullmatch(r"  (config|topology) line \d+: [a-z_.\[\]0-9]+", place) for place in places)
         assert str(case.config) not in enveloped.text + shown.text
         assert router.asked == []
         assert no_data_directory == []

@@ -267,14 +267,52 @@ class TestCheck:
         result = anvil("router", "check", *words)
         assert (result.code, result.out) == (2, "")
         assert result.err.splitlines() == [
-            "config: router.tiers[0].replicas[0].resource_id: 'llm-z' is not in the topology",
-            "config: router.tiers[0].replicas[1].host_id: must be the same as "
+            "config line 21: router.tiers[0].replicas[0].resource_id: 'llm-z' is not in the topology",
+            # In the order of the lines: the URL stands before the host that names it.
+            "config line 26: router.tiers[0].replicas[1].base_url: is 'http://127.0.0.1:8109/v1', but the "
+            "resource's endpoint is 'http://127.0.0.1:8102/v1'",
+            "config line 27: router.tiers[0].replicas[1].host_id: must be the same as "
             "router.tiers[0].replicas[0].host_id",
-            "config: router.tiers[0].replicas[1].host_id: is 'else', but the resource is on 'gpu-host-1'",
-            "config: router.tiers[0].replicas[1].base_url: is 'http://127.0.0.1:8109/v1', but the resource's "
-            "endpoint is 'http://127.0.0.1:8102/v1'",
+            "config line 27: router.tiers[0].replicas[1].host_id: is 'else', but the resource is on "
+            "'gpu-host-1'",
             "refused: replica_resource_missing",
         ]
+
+    def test_lines_are_those_of_the_document_that_is_at_fault(self, anvil: Anvil, private: Path) -> None:
+        case = corpus.snapshot_case("valid-overlay")
+        words = operands(case, private)
+        topology, overlay = private / "topology.toml", private / "overlay.toml"
+        topology.write_text("# one\n" + topology.read_text() + "\n[[hosts]]\nroles = []\n")
+        overlay.write_text("# one\n# two\ncolour = 1\n" + overlay.read_text())
+        result = anvil("router", "check", *words)
+        count = len(topology.read_text().splitlines())
+        last = topology.read_text().count("[[hosts]]") - 1
+        assert result.err.splitlines()[:2] == [
+            f"topology line {count - 1}: hosts[{last}].id: is required",
+            "overlay line 3: overlay.colour: is not a known key",
+        ]
+
+    def test_a_variable_that_is_not_set_is_warned_of(
+        self, anvil: Anvil, private: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = private / "config.toml"
+        config.write_text(
+            '[server]\nauth_env = "A_TOKEN"\n[router]\n[[router.tiers]]\nid = "solo"\ncontext_limit = 10\n'
+            'base_url = "http://127.0.0.1:1/v1"\nmodel = "m"\nauth_env = "B_TOKEN"\n'
+            '[router.model_routes]\n"llm" = "solo"\n'
+        )
+        monkeypatch.delenv("A_TOKEN", raising=False)
+        monkeypatch.setenv("B_TOKEN", "")
+        result = anvil("router", "check", "--config", str(config))
+        assert result.code == 0
+        here = "names a variable that is not set here; where the router runs without it"
+        assert result.err.splitlines() == [
+            f"warning: server.auth_env {here}: no bootstrap token",
+            f"warning: router.tiers[0].auth_env {here}: no Authorization header is sent",
+        ]
+        monkeypatch.setenv("A_TOKEN", "x")
+        monkeypatch.setenv("B_TOKEN", "x")
+        assert anvil("router", "check", "--config", str(config)).err == ""
 
     @pytest.mark.requirement("contract 5")
     def test_documents_that_cannot_be_read(self, anvil: Anvil, private: Path) -> None:

@@ -13,6 +13,7 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils.html import format_html
 
+from routing import wording
 from routing.console.fleet import ScopeId, ScopeView, read_fleet
 from routing.console.scopes import MAX_SCOPES, address
 from routing.models import (
@@ -242,11 +243,10 @@ class TierAdmin(ScopeAdmin):
 
     @admin.display(description="shape")
     def shape(self, row: Any) -> str:
-        return (
-            "direct"
-            if row.base_url
-            else f"{row.member_count} members, {row.replica_strategy or 'round_robin'}"
-        )
+        if row.base_url:
+            return "direct"
+        members = f"{row.member_count} member{'' if row.member_count == 1 else 's'}"
+        return f"{members}, {wording.plain(row.replica_strategy or 'round_robin')}"
 
 
 @admin.register(ReplicaMember)

@@ -166,7 +166,8 @@ def test_faults_that_are_shown_are_the_parsers_own() -> None:
 def _variables(*roots: str) -> set[str]:
     paths = [path for root in roots for path in (ROOT / root).rglob("*.py")]
     text = "".join(path.read_text() for path in paths)
-    return set(re.findall(r"(?:env\.\w+|environ(?:\.get)?)[(\[]\s*\"((?:ANVIL_|DATABASE_)[A-Z_]+)\"", text))
+    reading = r"(?:env\.\w+|environ(?:\.get)?|_whole)"
+    return set(re.findall(reading + r"[(\[]\s*\"((?:ANVIL_|DATABASE_)[A-Z_]+)\"", text))
 
 
 def test_every_variable_that_is_read_is_documented_and_no_other() -> None:

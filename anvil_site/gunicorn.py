@@ -40,7 +40,7 @@ bind = os.environ.get("ANVIL_BIND", "127.0.0.1:8000")
 workers = 1
 worker_class = "anvil_site.worker.AnvilWorker"
 threads = _whole("ANVIL_MAX_CONCURRENCY", 512)
-"""Of the data plane: a request that is not streamed keeps one until it is answered."""
+"""Of the data plane: a request keeps one until it is sent upstream; it may wait for a direct tier's place."""
 
 # Beside the places of the data plane there must be room for whoever is idle, slow or a person.
 worker_connections = 2 * threads + 1024

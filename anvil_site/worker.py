@@ -633,7 +633,22 @@ class AnvilWorker(ThreadWorker):
     # Answers -----------------------------------------------------------------------------------------------
 
     def _serve_data(self, connection: Connection, head: RequestHead, body: bytes) -> None:
-        """Answer a data-plane request from this thread, or hand its stream to the relay loop."""
+        """Answer a data-plane request from this thread, or hand its exchange to the relay loop."""
+        self._answer(
+            connection, head, body, partial(self.plane.answer, data_environ(connection.sock, head, body))
+        )
+
+    def _attend(self, connection: Connection, head: RequestHead, detached: Detached) -> None:
+        """Go on from this thread with an exchange whose answer is too large for the relay loop to judge."""
+        self._answer(connection, head, b"", detached.attend)
+
+    def _answer(
+        self,
+        connection: Connection,
+        head: RequestHead,
+        body: bytes,
+        application: Callable[[Any], Iterable[bytes] | None],
+    ) -> None:
         started: list[tuple[str, list[tuple[str, str]]]] = []
 
         def start_response(
@@ -644,7 +659,7 @@ class AnvilWorker(ThreadWorker):
 
         try:
             try:
-                answer = self.plane.answer(data_environ(connection.sock, head, body), start_response)
+                answer = application(start_response)
             except Exception:
                 logger.exception("a data-plane request failed")
                 self._refuse_data(connection, head, INTERNAL)
@@ -705,6 +720,7 @@ class AnvilWorker(ThreadWorker):
                     keep_alive=not connection.close_after,
                     headers=answer.headers,
                     on_done=partial(self._done, connection),
+                    on_large=partial(self.data.submit, self._attend, connection, head, answer),
                 )
             )
         except BaseException:

@@ -218,6 +218,11 @@ class Exchange:
         """Whether reading the rest of the upstream's message would make its connection reusable."""
         return self.over and not self._tainted and self._parser.will_be_reusable
 
+    @property
+    def collected(self) -> int:
+        """Bytes held of an answer that is read as a whole before it is judged."""
+        return self._size if self._parts else 0
+
     # What a driver calls
 
     def receive(self, data: bytes) -> bytes:

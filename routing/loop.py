@@ -1,6 +1,6 @@
-"""The relay loop: one thread that drives every streamed exchange.
+"""The relay loop: one thread that drives every exchange.
 
-A thread per stream loses its time to hand-overs of the interpreter lock; one epoll loop that reads an
+A thread per exchange loses its time to hand-overs of the interpreter lock; one epoll loop that reads an
 upstream, feeds its exchange and writes the frames at once pays for none. The loop owns both sockets of a flow
 from `add` until it calls ``on_done``, and has unregistered them by then, so an event of an earlier owner can
 never reach a descriptor number that was closed and opened again.
@@ -38,6 +38,9 @@ HIGH_WATER: Final = 256 * 1024
 
 LOW_WATER: Final = 32 * 1024
 
+LARGE_ANSWER: Final = 128 * 1024
+"""Bytes of an answer, judged as a whole, that the loop takes on: a millisecond's work at most."""
+
 WRITE_SILENCE: Final = 120.0
 """Seconds without taking one byte after which a caller counts as gone. Taking shows in whole segments only,
 and on a loopback a reader of 1 KiB/s fills one in 64 seconds."""
@@ -70,11 +73,13 @@ class LoopStats:
 
 
 class Flow:
-    """One streamed answer on its way to one caller. Touched by the loop's thread only, once added.
+    """One answer on its way to one caller. Touched by the loop's thread only, once added.
 
     ``client`` stays in blocking mode: the loop reads nothing from it and writes with ``MSG_DONTWAIT``.
     ``chunked`` says whether the caller's HTTP version knows chunked framing; one that does not gets unframed
     bytes, ended by the close of its connection. Without a ``dispatch`` there is only ``rest`` left to send.
+    ``on_large`` is called instead of ``on_done`` when the loop lets go of an answer that has to be judged as
+    a whole and is larger than ``LARGE_ANSWER``: its exchange is not over, and the callee's to drive.
     """
 
     __slots__ = (
@@ -88,6 +93,7 @@ class Flow:
         "headers",
         "keep_alive",
         "on_done",
+        "on_large",
         "paused",
         "stuck_since",
         "unacknowledged",
@@ -103,6 +109,7 @@ class Flow:
         chunked: bool,
         keep_alive: bool,
         on_done: Done,
+        on_large: Callable[[], None] | None = None,
         headers: tuple[tuple[str, str], ...] = (),
         rest: bytes = b"",
     ) -> None:
@@ -116,6 +123,7 @@ class Flow:
         self.headers = headers
         self.head_sent = False
         self.on_done = on_done
+        self.on_large = on_large
         self.unsent: deque[bytes] = deque([rest] if rest else [])
         self.backlog = len(rest)
         self.paused = False
@@ -293,6 +301,18 @@ class RelayLoop:
             self._pass_on(flow, body)
         elif body or exchange.over or (exchange.head is not None and not flow.head_sent):
             self._emit(flow, dispatch, body)
+        elif exchange.collected > LARGE_ANSWER and flow.on_large is not None:
+            self._hand_back(flow, dispatch, flow.on_large)
+
+    def _hand_back(self, flow: Flow, dispatch: Dispatch, on_large: Callable[[], None]) -> None:
+        """Judging this answer would hold up every stream: a thread takes the exchange over from here."""
+        self._forget(flow)
+        try:
+            on_large()
+        except Exception:
+            logger.exception("a large answer found no thread")
+            dispatch.close()
+            flow.on_done(False)
 
     def _pass_on(self, flow: Flow, body: bytes) -> None:
         """The middle of a stream, which is nearly every event: nothing is queued, so frame it and send it."""
@@ -329,6 +349,7 @@ class RelayLoop:
         if not flow.head_sent:
             if head is None:
                 # Over without a word for the caller: it left.
+                flow.keep_alive = False
                 self._finish(flow)
                 return
             flow.head_sent = True

@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -225,16 +225,23 @@ class DataPlane:
 
 
 class Detached:
-    """A streamed answer that needs no thread: whoever serves connections hands it to the relay loop.
+    """An answer that needs no thread: whoever serves connections hands it to the relay loop.
 
-    ``headers`` are the front door's own. Iterating it is a mistake of the server's, so it offers nothing.
+    ``headers`` are the front door's own. ``attend`` goes on in the calling thread instead, with what the loop
+    has let go of. Iterating it is a mistake of the server's, so it offers nothing.
     """
 
-    __slots__ = ("dispatch", "headers")
+    __slots__ = ("attend", "dispatch", "headers")
 
-    def __init__(self, dispatch: Dispatch, headers: tuple[tuple[str, str], ...]) -> None:
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        headers: tuple[tuple[str, str], ...],
+        attend: Callable[["StartResponse"], Iterable[bytes]],
+    ) -> None:
         self.dispatch = dispatch
         self.headers = headers
+        self.attend = attend
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(())
@@ -300,9 +307,13 @@ class _Visit:
         return router.handle(dialect, body, caller, content_type=environ.get("CONTENT_TYPE") or JSON)
 
     def relay(self, dispatch: Dispatch, start_response: "StartResponse") -> Iterable[bytes]:
-        """Run the dispatch from this thread, unless it streams and the server can go on without one."""
-        if dispatch.streams and self._environ.get(CAN_DETACH):
-            return Detached(dispatch, tuple(self._own_headers(dispatch)))
+        """Run the dispatch from this thread, unless the server can go on without one."""
+        if self._environ.get(CAN_DETACH):
+            headers = tuple(self._own_headers(dispatch))
+            return Detached(dispatch, headers, partial(self._attend, dispatch))
+        return self._attend(dispatch, start_response)
+
+    def _attend(self, dispatch: Dispatch, start_response: "StartResponse") -> Iterable[bytes]:
         caller: socket.socket | None = self._environ.get("gunicorn.socket")
         try:
             driver = BlockingDriver(dispatch, caller, self._plane._router.stopping)

@@ -589,3 +589,18 @@ def test_nothing_of_the_callers_headers_goes_upstream(production: Bench) -> None
     seen = engine.stats()["last_requests"][-1]["headers"]
     assert set(seen) == {"host", "user-agent", "accept", "accept-encoding", "content-type", "content-length"}
     assert seen["accept-encoding"] == "identity"
+
+
+@pytest.mark.requirement("contract 2")
+def test_a_large_whole_answer_arrives_whole(bench: Bench) -> None:
+    """Larger than what the relay loop judges by itself."""
+    for engine in bench.engines:
+        engine.change(tokens=60_000)
+    answer = bench.router.chat("live.chat", timeout=30)
+    assert answer.status == 200
+    content = answer.json()["choices"][0]["message"]["content"]
+    assert len(content) > 200_000
+    assert answer.json()["usage"]["completion_tokens"] == 60_000
+    await_rest(bench.router)
+    (record,) = decisions(bench.router, limit=1)
+    assert (record["served_tier"], record["response_bytes"]) == ("chat", len(answer.body))

@@ -340,7 +340,7 @@ def test_an_empty_router_is_a_guide(empty: Router) -> None:
         "/admin/routing/apikey/add/?name=first&amp;scopes=infer",
     ):
         assert path in page
-    assert "badge-done" not in page
+    assert "done" not in page
 
 
 def test_the_guide_offers_a_viewer_nothing(empty: Router) -> None:

@@ -107,7 +107,13 @@ class Journey:
             self.served.close()
         self.done.set()
 
-    def flow(self, *, chunked: bool = True, keep_alive: bool = True) -> Flow:
+    def flow(
+        self,
+        *,
+        chunked: bool = True,
+        keep_alive: bool = True,
+        on_large: Callable[[], None] | None = None,
+    ) -> Flow:
         return Flow(
             self.dispatch,
             self.served,
@@ -115,6 +121,7 @@ class Journey:
             keep_alive=keep_alive,
             headers=self.dispatch.headers,
             on_done=self.on_done,
+            on_large=on_large,
         )
 
     def read_all(self) -> bytes:

@@ -15,6 +15,7 @@ from routing.exchange import Exchange
 from routing.loop import (
     DRAIN_SECONDS,
     HIGH_WATER,
+    LARGE_ANSWER,
     WRITE_SILENCE,
     Flow,
     RelayLoop,
@@ -24,8 +25,18 @@ from routing.loop import (
     status_phrase,
     unacknowledged,
 )
-from routing.relay import RECEIVE_SIZE
-from tests.unit.routing.exchange_kit import CHUNKS, DONE, STREAM, STREAM_SEEN, events, http, sse
+from routing.relay import RECEIVE_SIZE, BlockingDriver
+from tests.unit.routing.exchange_kit import (
+    CHUNKS,
+    DONE,
+    STREAM,
+    STREAM_SEEN,
+    WHOLE,
+    WHOLE_SEEN,
+    events,
+    http,
+    sse,
+)
 from tests.unit.routing.relay_kit import (
     PATIENCE,
     Journey,
@@ -132,6 +143,71 @@ def test_a_caller_of_http_1_0_gets_unframed_bytes_that_the_close_ends(roads: Roa
     assert b"Transfer-Encoding" not in head
     assert b"Connection: close" in head
     assert journey.kept is False
+
+
+@pytest.mark.requirement("contract 2")
+def test_a_whole_answer_has_its_length_and_keeps_the_connection(roads: Roads, loop: ManualLoop) -> None:
+    journey = roads.journey(stream=False)
+    add(loop, journey, on_large=pytest.fail)
+    journey.peer.sendall(http(WHOLE))
+    loop.turn_until(journey.done.is_set)
+
+    head, _, body = journey.read_until(WHOLE_SEEN).partition(b"\r\n\r\n")
+
+    assert (body, journey.kept, journey.overs) == (WHOLE_SEEN, True, 1)
+    assert f"Content-Length: {len(WHOLE_SEEN)}".encode() in head.split(b"\r\n")
+    assert b"Transfer-Encoding" not in head
+    assert roads.pooled == 1
+
+
+LARGE = WHOLE.replace(b"Hi", b"x" * (2 * LARGE_ANSWER))
+
+
+def grow(loop: ManualLoop, journey: Journey, until: threading.Event) -> bytes:
+    """Send the large answer until the loop lets go of it; what is left to be sent."""
+    answer = http(LARGE)
+    for start in range(0, len(answer), 16_384):
+        journey.peer.sendall(answer[start : start + 16_384])
+        loop.turn(0.1)
+        if until.is_set():
+            return answer[start + 16_384 :]
+    pytest.fail("the loop judges a large answer")
+
+
+@pytest.mark.requirement("house-2")
+def test_a_large_answer_is_left_to_a_thread_before_it_is_judged(roads: Roads, loop: ManualLoop) -> None:
+    journey, large = roads.journey(stream=False), threading.Event()
+    add(loop, journey, on_large=large.set)
+    rest = grow(loop, journey, large)
+
+    assert (loop.stats().flows, journey.active, journey.done.is_set()) == (0, 1, False)
+    turns = loop.stats().turns
+    roads.spawn(partial(journey.peer.sendall, rest))
+    loop.turn(0)
+    body = BlockingDriver(journey.dispatch, journey.served).run_to_end()
+    journey.dispatch.finish()
+
+    assert body == WHOLE_SEEN.replace(b"Hi", b"x" * (2 * LARGE_ANSWER))
+    assert loop.stats().turns == turns + 1
+    assert (journey.active, journey.overs, roads.pooled, journey.pending) == (0, 1, 1, b"")
+
+
+@pytest.mark.requirement("house-2")
+def test_a_large_answer_that_finds_no_thread_leaves_nothing_behind(
+    roads: Roads, loop: ManualLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    journey, asked = roads.journey(stream=False), threading.Event()
+
+    def refuse() -> None:
+        asked.set()
+        raise RuntimeError("the executor is shut down")
+
+    add(loop, journey, on_large=refuse)
+    grow(loop, journey, asked)
+
+    assert (journey.kept, journey.active, journey.overs, loop.stats().flows) == (False, 0, 1, 0)
+    assert is_closed(journey.peer)
+    assert "a large answer found no thread" in caplog.text
 
 
 @pytest.mark.requirement("contract 2")

@@ -61,7 +61,7 @@ def _naming_scope(command: Command, outcome: Outcome) -> Outcome:
     if command.needs is None or outcome.errors != (Fault("forbidden"),):
         return outcome
     hint = f"this needs {command.needs}; who may configure can make one: anvil keys create"
-    return replace(outcome, errors=(Fault("forbidden", hint=hint),))
+    return replace(outcome, errors=(Fault("forbidden", hint=hint),), lines=())
 
 
 def _run(handler: Callable[[], Outcome]) -> Outcome:

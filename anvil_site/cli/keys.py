@@ -22,7 +22,7 @@ def create(arguments: Arguments) -> Outcome:
     if expires is not None:
         wanted["expires_at"] = expires.isoformat()
     if not arguments.flag("confirm"):
-        return _preview("create", {"scopes": scopes})
+        return _preview("create", f"create a key for {', '.join(scopes)}", {"scopes": scopes})
     try:
         answer = call("POST", PATH, body=wanted)
     except RouterFault as fault:
@@ -55,7 +55,7 @@ def listing(arguments: Arguments) -> Outcome:
 def revoke(arguments: Arguments) -> Outcome:
     number = arguments.whole("id")
     if not arguments.flag("confirm"):
-        return _preview("revoke", {"id": number})
+        return _preview("revoke", f"revoke key {number}", {"id": number})
     answer = call("DELETE", f"{PATH}/{number}")
     data: dict[str, Json] = {
         "applied": True,
@@ -68,10 +68,10 @@ def revoke(arguments: Arguments) -> Outcome:
     )
 
 
-def _preview(action: str, what: Mapping[str, Json]) -> Outcome:
+def _preview(action: str, words: str, what: Mapping[str, Json]) -> Outcome:
     return Outcome(
         data={"applied": False, "dry_run": True, "action": action, **what},
-        lines=(f"preview: {action} a key; nothing was changed, --confirm does it",),
+        lines=(f"preview: {words}; nothing was changed, --confirm does it",),
     )
 
 

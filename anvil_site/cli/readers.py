@@ -98,7 +98,18 @@ def _decision_lines(data: Mapping[str, Json]) -> Iterable[str]:
 
 
 def _explain_lines(data: Mapping[str, Json]) -> Iterable[str]:
+    """The verdict, then each step that led to it, in columns."""
+    if isinstance(data.get("summary"), str):
+        yield f"{data['summary']}"
+    steps = rows_of(data, "steps")
+    widths = [max((len(_word(step.get(key))) for step in steps), default=0) for key in ("result", "scope")]
+    for step in steps:
+        result, scope = _word(step.get("result")), _word(step.get("scope"))
+        name, detail = _word(step.get("step")), _word(step.get("detail"))
+        yield f"  {result:<{widths[0]}}  {scope:<{widths[1]}}  {name}: {detail}"
     for key, value in data.items():
+        if key in ("object", "summary", "steps"):
+            continue
         if isinstance(value, list):
             yield f"{key}:"
             yield from (f"  {_flat(item)}" for item in value)

@@ -1,5 +1,6 @@
 """``anvil router watch``: tiers and members, read once a second: a live table, or a line for each change."""
 
+import select
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ def watch(arguments: Arguments) -> Outcome:
 def _follow() -> Outcome:
     """Each scope in a line, then the line of each that has changed, and whether the router answers.
 
-    Who reads may leave at any time: the write that finds nobody raises BrokenPipeError.
+    Who reads may leave at any time: it ends with BrokenPipeError.
     """
     data = _read()
     shown: dict[str, str] = {}
@@ -37,7 +38,7 @@ def _follow() -> Outcome:
             if fault is None:
                 shown = _tell_changes(shown, _lines(data))
             sys.stdout.flush()
-            time.sleep(INTERVAL)
+            _pause()
             before = None if fault is None else fault.code
             try:
                 data, fault = _read(), None
@@ -59,6 +60,20 @@ def _tell_changes(before: Mapping[str, str], now: dict[str, str]) -> dict[str, s
     for scope in before.keys() - now.keys():
         _say(f"{scope} is gone")
     return now
+
+
+def _pause() -> None:
+    """Wait for the next reading. Raises BrokenPipeError as soon as nobody reads what is written."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:
+        time.sleep(INTERVAL)
+        return
+    poller = select.poll()
+    # No event is asked for: errors are told all the same.
+    poller.register(descriptor, 0)
+    if poller.poll(INTERVAL * 1000):
+        raise BrokenPipeError
 
 
 def _say(text: str) -> None:

@@ -146,14 +146,18 @@ class TestWhatPeopleRead:
 
     def test_explain(self, anvil: Anvil, router: FakeRouter) -> None:
         body = {
-            "alias": "llm.primary",
-            "served": False,
-            "steps": [{"step": "tier", "result": "quiesced"}, {"step": "member-a", "result": None}],
+            "object": "router_explanation",
+            "model": "llm.primary",
+            "summary": "It is not served.",
+            "steps": [
+                {"step": "tier", "scope": "primary", "result": "refuses", "detail": "is quiesced"},
+                {"step": "member", "scope": "primary/a", "result": "passes", "detail": "ready"},
+            ],
         }
         router.answer("GET", "/v1/admin/explain", 200, body)
         assert anvil("router", "explain", "--model", "llm.primary").out == (
-            "alias: llm.primary\nserved: false\nsteps:\n  step tier, result quiesced\n"
-            "  step member-a, result null\n"
+            "It is not served.\n  refuses  primary    tier: is quiesced\n  passes   primary/a  member: ready\n"
+            "model: llm.primary\n"
         )
 
     def test_shapes_that_nobody_promised_break_nothing(self, anvil: Anvil, router: FakeRouter) -> None:
@@ -250,7 +254,7 @@ class TestKeys:
 
     def test_revoke_without_confirm_asks_nobody(self, anvil: Anvil, router: FakeRouter) -> None:
         result = anvil("keys", "revoke", "--id", "7")
-        assert result.out == "preview: revoke a key; nothing was changed, --confirm does it\n"
+        assert result.out == "preview: revoke key 7; nothing was changed, --confirm does it\n"
         assert router.asked == []
 
 
@@ -425,11 +429,11 @@ class TestWatch:
         assert lines[-1] == "stopped"
 
     def test_it_ends_quietly_when_nobody_reads_any_more(self, router: FakeRouter) -> None:
-        for load in range(50):
-            row = {"id": "direct", "live": {"requests_running": load}}
-            router.answer("GET", "/v1/models/capacity", 200, {"data": [row]})
+        """Nothing changes meanwhile: no write would ever find out."""
+        row = {"id": "direct", "live": {"requests_running": 0}}
+        router.answer("GET", "/v1/models/capacity", 200, {"data": [row]})
         code = (
-            "import sys; from anvil_site.cli import main, watch; watch.INTERVAL = 0.01; "
+            "import sys; from anvil_site.cli import main, watch; watch.INTERVAL = 3600; "
             "sys.exit(main(['router', 'watch']))"
         )
         with subprocess.Popen(

@@ -156,7 +156,8 @@ class TestWhatPeopleRead:
         }
         router.answer("GET", "/v1/admin/explain", 200, body)
         assert anvil("router", "explain", "--model", "llm.primary").out == (
-            "It is not served.\n  refuses  primary    tier: is quiesced\n  passes   primary/a  member: ready\n"
+            "It is not served.\n  refuses  primary    tier: is quiesced\n"
+            "  passes   primary/a  member: ready\n"
             "model: llm.primary\n"
         )
 

@@ -66,7 +66,7 @@ def parse_order(body: object) -> Order:
         _flag(body, "confirm", default=False)
         applies = not _flag(body, "dry_run", default=False)
     else:
-        applies = is_confirmed(body)
+        applies = is_confirmed(body, dry_run=True)
     return Order(
         action=action,
         tier_id=tier_id,
@@ -78,15 +78,15 @@ def parse_order(body: object) -> Order:
     )
 
 
-def is_confirmed(body: Mapping[str, object]) -> bool:
+def is_confirmed(body: Mapping[str, object], *, dry_run: bool) -> bool:
     """Whether a change is to be made: ``confirm: true`` and ``dry_run: false``; else it is a preview.
 
-    The one rule of every body that changes something, but for a drain. Raises OrderError for values of
-    another type.
+    The one rule of every body that changes something, but for a drain. ``dry_run`` is what a body without it
+    means: True for a transition (its contract wants both words), False for an activation and a promotion.
+    Raises OrderError for values of another type.
     """
     confirm = _flag(body, "confirm", default=False)
-    dry_run = _flag(body, "dry_run", default=True)
-    return confirm and not dry_run
+    return confirm and not _flag(body, "dry_run", default=dry_run)
 
 
 def checked_scope(values: Mapping[str, object]) -> tuple[str | None, str | None]:

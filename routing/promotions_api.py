@@ -69,7 +69,7 @@ class PromotionsView(ManagementView):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionOrder:
-    """A well-formed request; it is a preview unless it says ``confirm: true`` and ``dry_run: false``.
+    """A well-formed request; it is a preview unless it says ``confirm: true`` and not ``dry_run: true``.
 
     A promotion has a tier and a resource, a resumption or rollback neither.
     """
@@ -98,7 +98,7 @@ def parse_order(body: object) -> PromotionOrder:
         elif field in body:
             raise _malformed(field)
     try:
-        applies = is_confirmed(body)
+        applies = is_confirmed(body, dry_run=False)
     except OrderError as error:
         raise _malformed(error.field) from None
     return PromotionOrder(

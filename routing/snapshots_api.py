@@ -175,7 +175,7 @@ class ActivateView(ManagementView):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationOrder:
-    """A well-formed request to activate: a preview, but for ``confirm: true`` and ``dry_run: false``."""
+    """A well-formed request to activate: a preview, but for ``confirm: true`` without ``dry_run: true``."""
 
     applies: bool
     drain_timeout: float | None
@@ -186,7 +186,7 @@ def parse_order(body: object) -> ActivationOrder:
     if type(body) is not dict or body.keys() - {"confirm", "dry_run", "drain_timeout"}:
         raise _malformed(None)
     try:
-        applies = is_confirmed(body)
+        applies = is_confirmed(body, dry_run=False)
     except OrderError as error:
         raise _malformed(error.field) from None
     timeout = body.get("drain_timeout")

@@ -89,7 +89,9 @@ class Fleet:
         return found
 
     def order(self, **order: object) -> Answer:
-        return self.router.request("POST", PROMOTIONS, body={"confirm": True, "dry_run": False, **order}, timeout=60.0)
+        return self.router.request(
+            "POST", PROMOTIONS, body={"confirm": True, "dry_run": False, **order}, timeout=60.0
+        )
 
     def promote(self, resource: str, **more: object) -> Answer:
         return self.order(tier_id="solo", resource_id=resource, drain_timeout=20, **more)

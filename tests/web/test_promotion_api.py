@@ -51,7 +51,7 @@ def test_an_order_is_a_preview_unless_it_is_confirmed(site: Site) -> None:
         "settings": [],
         "scopes": [{"tier_id": "solo", "member_id": None}],
     }
-    for more in ({}, {"confirm": True}, {"confirm": False}, {"confirm": True, "dry_run": True}):
+    for more in ({}, {"dry_run": False}, {"confirm": False}, {"confirm": True, "dry_run": True}):
         reply = post(site, **ORDER, **more)
         assert (reply.status, reply.json) == (200, expected)
         assert reply.headers["cache-control"] == "no-store"
@@ -86,7 +86,7 @@ def test_a_confirmed_order_is_carried_out_and_listed(site: Site) -> None:
 
 def test_a_refusal_shows_the_promotion_beside_the_error(site: Site) -> None:
     site.control.probes.answers["gamma"] = models("another-model")
-    reply = post(site, **ORDER, confirm=True, dry_run=False)
+    reply = post(site, **ORDER, confirm=True)
     assert (reply.status, reply.json["error"]["code"]) == (409, "verification_failed")
     assert reply.json["promotion"]["state"] == "rolled_back"
     assert "another-model" not in reply.body.decode()

@@ -60,7 +60,7 @@ def post(control: Control, config: bytes | str, topology: bytes | str | None = T
 
 
 def activate(control: Control, number: int, **order: object) -> Reply:
-    wanted = {"confirm": True, "dry_run": False, **order}
+    wanted = {"confirm": True, **order}
     return control.request("POST", f"{SNAPSHOTS}/{number}/activate", wanted)
 
 
@@ -321,7 +321,7 @@ CHANGE = {
 
 @pytest.mark.parametrize(
     "order",
-    [{}, {"confirm": True}, {"dry_run": False}, {"confirm": False}, {"confirm": True, "dry_run": True}],
+    [{}, {"dry_run": False}, {"confirm": False}, {"confirm": True, "dry_run": True}],
 )
 def test_without_confirmation_it_says_what_would_happen(
     control: Control, first: int, order: dict[str, object]

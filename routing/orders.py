@@ -86,7 +86,8 @@ def is_confirmed(body: Mapping[str, object], *, dry_run: bool) -> bool:
     Raises OrderError for values of another type.
     """
     confirm = _flag(body, "confirm", default=False)
-    return confirm and not _flag(body, "dry_run", default=dry_run)
+    only_preview = _flag(body, "dry_run", default=dry_run)
+    return confirm and not only_preview
 
 
 def checked_scope(values: Mapping[str, object]) -> tuple[str | None, str | None]:

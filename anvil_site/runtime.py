@@ -58,7 +58,7 @@ class Runtime:
         self._data_dir = data_dir
         self._lock = LedgerLock(data_dir)
         self._stopping = threading.Event()
-        self._line_logger = LineLogger(emit=logging.getLogger("anvil.decisions").info)
+        self._line_logger = LineLogger(logging.getLogger("anvil.decisions"))
         self._entries = EntryWriter(retention=settings.ANVIL_DECISION_RETENTION)
         self.log = DecisionLog(sinks=[self._hand_on])
         self._jsonl: JsonlWriter | None = None

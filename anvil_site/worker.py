@@ -278,7 +278,6 @@ class AnvilWorker(ThreadWorker):
         self._epoll.register(self.method_queue.fileno() or -1, select.EPOLLIN)
         self._listen(True)
         while self.alive:
-            self.notify()
             self._turn(1.0 if self._drain_deadline is None else 0.1)
             if self._quit_received:
                 self._end_exchanges()
@@ -366,6 +365,7 @@ class AnvilWorker(ThreadWorker):
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
+            self.notify()
             self._sweep(now)
 
     def _listen(self, enabled: bool) -> None:

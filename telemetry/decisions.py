@@ -49,7 +49,6 @@ OMITTED_FIELDS: Final = (
 )
 """What a summary says it leaves out. None of it is ever in a record."""
 
-logger = logging.getLogger(__name__)
 
 _UNSAFE_IN_LINE = re.compile(r"[\s>]")
 
@@ -173,15 +172,16 @@ def format_line(record: DecisionRecord) -> str:
 
 
 class LineLogger(BoundedWriter[DecisionRecord]):
-    """Sends each record's line to ``emit``, by default this module's logger at level INFO."""
+    """Sends each record's line to ``logger`` at level INFO; none is made where nobody listens at that."""
 
-    def __init__(self, *, emit: Callable[[str], object] = logger.info, capacity: int = 10_000) -> None:
+    def __init__(self, logger: logging.Logger, *, capacity: int = 10_000) -> None:
         super().__init__("anvil-decision-lines", capacity=capacity)
-        self._emit = emit
+        self._logger = logger
 
     def write(self, batch: Sequence[DecisionRecord]) -> None:
-        for record in batch:
-            self._emit(format_line(record))
+        if self._logger.isEnabledFor(logging.INFO):
+            for record in batch:
+                self._logger.info(format_line(record))
 
 
 class JsonlWriter(BoundedWriter[DecisionRecord]):

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from routing.records import DecisionRecord
-from telemetry.decisions import DecisionLog, JsonlWriter, LineLogger
+from telemetry import decisions
+from telemetry.decisions import DecisionLog, JsonlWriter, LineLogger, format_line
 from telemetry.writer import BoundedWriter
 from tests.unit.routing.records_samples import CAPACITY, CAPACITY_JSON, DIRECT, DIRECT_JSON, REFUSED
 
@@ -336,26 +337,34 @@ DIRECT_LINE = (
 )
 
 
-def test_line_goes_to_the_modules_logger(caplog: pytest.LogCaptureFixture) -> None:
-    writer = LineLogger()
-    with caplog.at_level(logging.INFO, logger="telemetry.decisions"):
+@pytest.mark.parametrize(("level", "told"), [(logging.INFO, 1), (logging.WARNING, 0)])
+def test_a_line_goes_to_the_logger_at_level_info(
+    level: int, told: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[DecisionRecord] = []
+    monkeypatch.setattr(decisions, "format_line", lambda record: made.append(record) or format_line(record))
+    writer = LineLogger(logging.getLogger("lines"))
+    with caplog.at_level(level, logger="lines"):
         writer.offer(DIRECT)
-        writer.run_once()
-    assert [(record.name, record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("telemetry.decisions", "INFO", DIRECT_LINE)
-    ]
+        assert writer.run_once() == 1
+    lines = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
+    assert lines == [("lines", "INFO", DIRECT_LINE)] * told
+    assert len(made) == told
 
 
 def test_blocked_stderr_blocks_no_append() -> None:
     entered, gate = threading.Event(), threading.Event()
     lines: list[str] = []
 
-    def emit(line: str) -> None:
-        entered.set()
-        assert gate.wait(TIMEOUT)
-        lines.append(line)
+    class Blocked(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            entered.set()
+            assert gate.wait(TIMEOUT)
+            lines.append(record.getMessage())
 
-    writer = LineLogger(emit=emit, capacity=500)
+    lines_logger = logging.Logger("lines", logging.INFO)
+    lines_logger.addHandler(Blocked())
+    writer = LineLogger(lines_logger, capacity=500)
     log = DecisionLog(sinks=(writer.offer,))
     writer.start()
     log.append(DIRECT)

@@ -42,7 +42,7 @@ from routing.dialects.messages_requests import read_messages, shows_thinking
 from routing.dialects.narration import named_event
 from routing.dialects.passthrough import NamedEventsPassThrough, settle
 from routing.dialects.translate import MESSAGES_LIMITS, translate
-from routing.dialects.weights import may_hold_media, weigh
+from routing.dialects.weights import demand_of
 from routing.gates import Demand, estimate_prompt
 
 if TYPE_CHECKING:
@@ -124,16 +124,7 @@ class MessagesRequest(CallerRequest):
 
     def demand(self, *, count_text: bool) -> Demand:
         """Text is that of the system prompt and of the messages, with what tools answered."""
-        if not count_text and not may_hold_media(self._body):
-            return Demand(tools=self._tools)
-        request = Fields.of_body(self._body)
-        weight = weigh([request["system"].value, request["messages"].value])
-        return Demand(
-            text_bytes=weight.text if count_text else 0,
-            images=weight.images,
-            videos=weight.videos,
-            tools=self._tools,
-        )
+        return demand_of(self._body, ("system", "messages"), tools=self._tools, count_text=count_text)
 
     def prepare(self, target: Target, *, model: str) -> UpstreamCall:
         """A pass-through call, or one that speaks the target's own wire."""

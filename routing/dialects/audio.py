@@ -56,8 +56,8 @@ from routing.dialects.fields import (
 )
 from routing.dialects.forms import MEDIA_TYPE as FORM
 from routing.dialects.forms import Field, Form, parse_form, write_form
-from routing.dialects.openai_chat import CHAT
-from routing.dialects.purposes import PurposeDialect, PurposeRequest, read_name, usage_in
+from routing.dialects.openai_chat import CHAT, OpenAIDialect
+from routing.dialects.purposes import PurposePassThrough, PurposeRequest, read_name, usage_in
 
 _MAX_NAME_BYTES: Final = 1024
 _TEXT_TYPES: Final = frozenset({"text/vtt", "text/srt", "application/x-subrip"})
@@ -79,7 +79,7 @@ _MEDIA_TYPES: Final = {
 """The media types of formats that are not called by them."""
 
 
-class TranscriptionsDialect(PurposeDialect):
+class TranscriptionsDialect(OpenAIDialect):
     """The wire of ``POST /v1/audio/transcriptions``."""
 
     __slots__ = ()
@@ -102,7 +102,7 @@ class TranscriptionsDialect(PurposeDialect):
         )
 
 
-class SpeechDialect(PurposeDialect):
+class SpeechDialect(OpenAIDialect):
     """The wire of ``POST /v1/audio/speech``."""
 
     __slots__ = ()
@@ -312,34 +312,25 @@ class AudioEvents(Translator):
         return prefix + b"data: " + join(event, mark).replace(b"\n", b" ") + b"\n\n"
 
 
-class Transcript(Translator):
+class Transcript(PurposePassThrough):
     """A whole transcript: JSON, with the model renamed where it names one, or text."""
 
-    __slots__ = ("_model",)
-
-    def __init__(self, *, named: str) -> None:
-        super().__init__(dialect=CHAT, answer=Answer.WHOLE)
-        self._model = Raw(encode(named))
+    __slots__ = ()
 
     def whole(self, body: bytes, content_type: str) -> Whole:
         """The transcript; what is not called JSON is text in UTF-8."""
+        if content_type == JSON and body.lstrip().startswith(b"{"):
+            return super().whole(body, content_type)
         try:
-            if content_type != JSON:
-                body.decode()
-                kind = content_type if content_type in _TEXT_TYPES else "text/plain"
-                return Whole(body=body, content_type=f"{kind}; charset=utf-8")
-            if not body.lstrip().startswith(b"{"):
+            if content_type == JSON:
                 # A server that was asked for text and said it as a JSON string.
                 msgspec.json.decode(body)
                 return Whole(body=body)
-            document, mark = split(body)
+            body.decode()
         except UNREADABLE:
             raise MalformedAnswer from None
-        raise_if_error(document, body, named=False)
-        self.usage = usage_in(document)
-        if "model" in document:
-            document["model"] = self._model
-        return Whole(body=join(document, mark))
+        kind = content_type if content_type in _TEXT_TYPES else "text/plain"
+        return Whole(body=body, content_type=f"{kind}; charset=utf-8")
 
 
 def _transcript(*, named: str, stream: bool) -> Translator:

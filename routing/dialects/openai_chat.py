@@ -59,6 +59,7 @@ from routing.dialects.fields import (
 )
 from routing.dialects.passthrough import settle
 from routing.dialects.translate import CHAT_LIMITS, translate
+from routing.dialects.weights import may_hold_media
 from routing.gates import Demand
 
 _IMAGE_PARTS: Final = frozenset({"image_url", "input_image", "image", "image_pil", "image_embeds"})
@@ -69,16 +70,10 @@ _TRUE: Final = Raw(b"true")
 _decode_object = OBJECT.decode
 
 
-class ChatDialect(Dialect):
-    """The wire of ``POST /v1/chat/completions``, and the error envelope of every OpenAI wire."""
+class OpenAIDialect(Dialect):
+    """The error envelope of every OpenAI wire."""
 
     __slots__ = ()
-
-    wire = "chat"
-
-    def parse(self, body: bytes, *, content_type: str = JSON) -> "ChatRequest":
-        """The request in ``body``, whatever its media type says. Raises `RequestError` with status 400."""
-        return ChatRequest(body)
 
     def error(self, failure: Failure) -> bytes:
         """``{"error": {"message", "type", "param", "code"}}``."""
@@ -96,6 +91,18 @@ class ChatDialect(Dialect):
     def error_event(self, failure: Failure) -> bytes:
         """The same envelope as a data event, which is how OpenAI's clients expect it in a stream."""
         return b"data: " + self.error(failure) + b"\n\n"
+
+
+class ChatDialect(OpenAIDialect):
+    """The wire of ``POST /v1/chat/completions``."""
+
+    __slots__ = ()
+
+    wire = "chat"
+
+    def parse(self, body: bytes, *, content_type: str = JSON) -> "ChatRequest":
+        """The request in ``body``, whatever its media type says. Raises `RequestError` with status 400."""
+        return ChatRequest(body)
 
 
 CHAT: Final = ChatDialect()
@@ -127,9 +134,7 @@ class ChatRequest(CallerRequest):
     def demand(self, *, count_text: bool) -> Demand:
         """Text is the messages' contents and text parts; images and videos are parts of those kinds."""
         text = images = videos = 0
-        # An escaped word is still a word: a body with escapes is looked through.
-        body = self._body
-        if count_text or b"image" in body or b"video" in body or b"\\u" in body:
+        if count_text or may_hold_media(self._body):
             for message in self._messages:
                 for part in _parts(message):
                     if isinstance(part, str):

@@ -42,19 +42,19 @@ from routing.dialects.fields import (
     read_object,
     token_count,
 )
-from routing.dialects.openai_chat import CHAT
+from routing.dialects.openai_chat import OpenAIDialect
 from routing.dialects.passthrough import NamedEventsPassThrough, settle
 from routing.dialects.responses_answers import ResponsesTeller, echo, error_event
 from routing.dialects.responses_requests import read_responses
 from routing.dialects.translate import translate
-from routing.dialects.weights import may_hold_media, weigh
+from routing.dialects.weights import demand_of
 from routing.gates import Demand
 
 _LIMITS: Final = ("max_output_tokens",)
 _ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 
 
-class ResponsesDialect(Dialect):
+class ResponsesDialect(OpenAIDialect):
     """The wire of ``POST /v1/responses``."""
 
     __slots__ = ()
@@ -64,10 +64,6 @@ class ResponsesDialect(Dialect):
     def parse(self, body: bytes, *, content_type: str = JSON) -> "ResponsesRequest":
         """The request in ``body``, whatever its media type says. Raises `RequestError` with status 400."""
         return ResponsesRequest(body)
-
-    def error(self, failure: Failure) -> bytes:
-        """The envelope of every OpenAI wire."""
-        return CHAT.error(failure)
 
     def error_event(self, failure: Failure) -> bytes:
         """An ``error`` event, numbered as the first: a translator knows the real number."""
@@ -103,16 +99,7 @@ class ResponsesRequest(CallerRequest):
 
     def demand(self, *, count_text: bool) -> Demand:
         """Text is that of the instructions and of the input's items, with what tools answered."""
-        if not count_text and not may_hold_media(self._body):
-            return Demand(tools=self._tools)
-        request = Fields.of_body(self._body)
-        weight = weigh([request["instructions"].value, request["input"].value])
-        return Demand(
-            text_bytes=weight.text if count_text else 0,
-            images=weight.images,
-            videos=weight.videos,
-            tools=self._tools,
-        )
+        return demand_of(self._body, ("instructions", "input"), tools=self._tools, count_text=count_text)
 
     def prepare(self, target: Target, *, model: str) -> UpstreamCall:
         """A pass-through call, or one that speaks the target's own wire."""

@@ -18,8 +18,6 @@ from routing.dialects.base import (
     JSON,
     Answer,
     CallerRequest,
-    Dialect,
-    Failure,
     MalformedAnswer,
     Target,
     Translator,
@@ -41,25 +39,11 @@ from routing.dialects.fields import (
     split,
     token_count,
 )
-from routing.dialects.openai_chat import CHAT
+from routing.dialects.openai_chat import CHAT, OpenAIDialect
 from routing.gates import Demand
 
 OPENAI: Final = Target(dialect="openai")
 """What every purpose model and audio route speaks."""
-
-
-class PurposeDialect(Dialect):
-    """A wire that is routed by model or route, with the error envelope of every OpenAI wire."""
-
-    __slots__ = ()
-
-    def error(self, failure: Failure) -> bytes:
-        """As chat completions have it."""
-        return CHAT.error(failure)
-
-    def error_event(self, failure: Failure) -> bytes:
-        """As chat completions have it."""
-        return CHAT.error_event(failure)
 
 
 class PurposeRequest(CallerRequest):
@@ -77,7 +61,7 @@ class PurposeRequest(CallerRequest):
         """The request under the served name ``model``, for an upstream that speaks the same wire."""
 
 
-class EmbeddingsDialect(PurposeDialect):
+class EmbeddingsDialect(OpenAIDialect):
     """The wire of ``POST /v1/embeddings``."""
 
     __slots__ = ()
@@ -89,7 +73,7 @@ class EmbeddingsDialect(PurposeDialect):
         return EmbeddingsRequest(body)
 
 
-class RerankDialect(PurposeDialect):
+class RerankDialect(OpenAIDialect):
     """The wire of ``POST /v1/rerank``."""
 
     __slots__ = ()

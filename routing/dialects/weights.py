@@ -2,6 +2,9 @@
 
 from typing import Final, NamedTuple
 
+from routing.dialects.document import Fields
+from routing.gates import Demand
+
 _IMAGES: Final = frozenset({"image", "image_url", "input_image"})
 _VIDEOS: Final = frozenset({"video", "video_url", "input_video"})
 _INNER: Final = ("content", "output")
@@ -13,6 +16,20 @@ class Weight(NamedTuple):
     text: int = 0
     images: int = 0
     videos: int = 0
+
+
+def demand_of(body: bytes, places: tuple[str, ...], *, tools: bool, count_text: bool) -> Demand:
+    """What the gates weigh of a request whose texts and media stand in the fields ``places`` of its body.
+
+    Raises `RequestError` for a body that turns out malformed in its depths.
+    """
+    if not (count_text or may_hold_media(body)):
+        return Demand(tools=tools)
+    request = Fields.of_body(body)
+    weight = weigh([request[place].value for place in places])
+    return Demand(
+        text_bytes=weight.text if count_text else 0, images=weight.images, videos=weight.videos, tools=tools
+    )
 
 
 def may_hold_media(body: bytes) -> bool:

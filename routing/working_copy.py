@@ -169,23 +169,13 @@ class WorkingCopy:
         return row, place["below"] or ""
 
 
-def render_working_copy() -> tuple[bytes, bytes | None]:
-    """The configuration and, where there is one, the topology that publishing would capture now."""
-    return WorkingCopy.read().render()
-
-
-def working_copy_faults() -> tuple[WorkingCopyFault, ...]:
-    """Everything for which publishing would be refused now."""
-    return WorkingCopy.read().faults()
-
-
 def publish(*, actor: str, through: Through) -> tuple[RouterSnapshot, bool]:
     """Write the working copy as TOML, once, and capture those bytes; nothing is activated.
 
     The row, and whether it is a new one: then an audit entry is stored with it. Raises SnapshotError for a
     working copy with faults, and nothing is stored.
     """
-    config, topology = render_working_copy()
+    config, topology = WorkingCopy.read().render()
     source = RouterSnapshot.Source.PUBLICATION
     return capture(config, topology, None, source=source, actor=actor, through=through)
 

@@ -91,11 +91,6 @@ _ADAPTED: Final[dict[str, Callable[[Any], Any]]] = {
 """How the values that no database takes as they are reach it; the way ``get_db_prep_save`` does it."""
 
 
-def entry_of(record: DecisionRecord) -> DecisionEntry:
-    """``record`` as an unsaved row."""
-    return DecisionEntry(**values_of(record))
-
-
 def values_of(record: DecisionRecord) -> dict[str, Any]:
     """The columns of ``record``'s row; canonical first, so that nothing else can be in it."""
     record = canonical_record(record)

@@ -28,7 +28,6 @@ Connect = Callable[..., RawConnection]
 MakeEngine = Callable[..., Engine]
 
 TEXT = "Hello from engine: one token"
-LONG_TEXT = "Hello from engine: one token per word, 你好 and 🙂 too, naïve"
 HEAD = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
 
 

@@ -11,7 +11,7 @@ from admission.replica_scheduler import (
     ReplicaScore,
 )
 from routing.records import AttemptRecord, DecisionRecord
-from telemetry.entries import entry_of
+from telemetry.entries import values_of
 from telemetry.models import DecisionEntry
 from tests.web.console_support import admin, person, text_of, viewer
 from tests.web.control_support import Control
@@ -68,7 +68,7 @@ def stored(**changes: object) -> DecisionEntry:
         "recorded_at": AT.timestamp(),
         **changes,
     }
-    entry = entry_of(DecisionRecord(**values))  # type: ignore[arg-type]
+    entry = DecisionEntry(**values_of(DecisionRecord(**values)))  # type: ignore[arg-type]
     entry.save()
     return entry
 

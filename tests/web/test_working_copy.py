@@ -31,10 +31,8 @@ from routing.topology import parse_topology
 from routing.working_copy import (
     WorkingCopy,
     load_snapshot_into_working_copy,
-    render_working_copy,
     replace_working_copy,
     tier_faults,
-    working_copy_faults,
 )
 from tests import corpus
 
@@ -100,7 +98,7 @@ def test_every_key_of_both_grammars_has_a_column(table: str) -> None:
 def test_a_configuration_comes_back_from_the_rows_equal(document: Path) -> None:
     parsed = parse_config(document.read_bytes())
     replace_working_copy(parsed, None)
-    rendered, no_topology = render_working_copy()
+    rendered, no_topology = WorkingCopy.read().render()
     again = parse_config(rendered)
     assert again == parsed
     assert no_topology is None
@@ -114,7 +112,7 @@ def test_a_configuration_comes_back_from_the_rows_equal(document: Path) -> None:
 def test_a_topology_comes_back_from_the_rows_equal(document: Path) -> None:
     parsed = parse_topology(document.read_bytes())
     replace_working_copy(parse_config(MINIMAL), parsed)
-    _, rendered = render_working_copy()
+    _, rendered = WorkingCopy.read().render()
     assert rendered is not None
     assert parse_topology(rendered) == parsed
 
@@ -126,7 +124,7 @@ def test_a_snapshot_is_loaded_published_and_loaded_again_without_a_difference(
 ) -> None:
     original = publishing.load(capture(case.name))
     load(case.name)
-    assert working_copy_faults() == ()
+    assert WorkingCopy.read().faults() == ()
     assert not WorkingCopy.read().differs_from(original)
     published = publishing.load(publish())
     assert published.config == original.config
@@ -176,7 +174,7 @@ def test_a_snapshot_that_is_not_valid_any_more_leaves_the_working_copy_alone() -
 def test_publishing_writes_the_rows_once_and_captures_those_bytes() -> None:
     load("valid-full")
     row = publish()
-    assert publishing.captured(row) == (*render_working_copy(), None)
+    assert publishing.captured(row) == (*WorkingCopy.read().render(), None)
     assert (row.source, row.created_by) == ("publication", "ada")
     assert publishing.active_row() is None
 
@@ -209,7 +207,7 @@ def test_an_empty_working_copy_can_not_be_published() -> None:
         publish()
     assert caught.value.code == "router_config_invalid"
     assert not RouterSnapshot.objects.exists()
-    assert [str(fault) for fault in working_copy_faults()] == ["config: router.tiers: is required"]
+    assert [str(fault) for fault in WorkingCopy.read().faults()] == ["config: router.tiers: is required"]
 
 
 def test_it_differs_from_what_is_active_by_meaning_and_not_by_layout() -> None:
@@ -247,7 +245,7 @@ def test_every_fault_of_the_working_copy_names_its_row_and_column() -> None:
     route.save()
     found = [
         (str(fault.fault.fault.path), type(fault.row).__name__, str(fault.row), fault.column)
-        for fault in working_copy_faults()
+        for fault in WorkingCopy.read().faults()
     ]
     assert found == [
         ("router.relay_timeout", "RouterSettings", "router settings", "relay_timeout"),
@@ -263,7 +261,7 @@ def test_every_fault_of_the_working_copy_names_its_row_and_column() -> None:
 def test_a_fault_of_the_join_is_at_the_member() -> None:
     load("valid-replica")
     ReplicaMember.objects.filter(identifier="member-b").update(base_url="http://127.0.0.1:9/v1")
-    (fault,) = working_copy_faults()
+    (fault,) = WorkingCopy.read().faults()
     assert fault.fault.code == "replica_endpoint_mismatch"
     assert (str(fault.row), fault.column) == ("member-b", "base_url")
 
@@ -271,7 +269,7 @@ def test_a_fault_of_the_join_is_at_the_member() -> None:
 def test_a_tier_with_a_url_and_members_is_at_fault_itself() -> None:
     load("valid-replica")
     Tier.objects.update(base_url="http://127.0.0.1:9/v1")
-    (fault,) = working_copy_faults()
+    (fault,) = WorkingCopy.read().faults()
     assert str(fault) == "config: router.tiers[0]: must have exactly one of base_url and replicas"
     assert (str(fault.row), fault.column) == ("pair", None)
 
@@ -394,7 +392,7 @@ def test_a_zero_that_the_grammar_allows_is_a_value() -> None:
     settings = RouterSettings.current()
     settings.topology_id = "lab"
     settings.save()
-    rendered = render_working_copy()[1]
+    rendered = WorkingCopy.read().render()[1]
     assert rendered is not None
     parsed = parse_topology(rendered)
     assert parsed.gpu_roles[0].reserve_mib == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from routing.records import DecisionRecord, canonical_record, record_as_dict
-from telemetry.entries import EntryWriter, entry_of
+from telemetry.entries import EntryWriter, values_of
 from telemetry.models import DecisionEntry
 from tests.unit.routing.records_samples import (
     BAD_DECISIONS,
@@ -21,6 +21,10 @@ from tests.unit.routing.records_samples import (
     REFUSED,
     ROUND_ROBIN,
 )
+
+
+def entry_of(record: DecisionRecord) -> DecisionEntry:
+    return DecisionEntry(**values_of(record))
 
 
 def columns(entry: DecisionEntry) -> dict[str, Any]:

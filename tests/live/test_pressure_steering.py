@@ -94,5 +94,5 @@ def test_pressure_from_outside_steers_the_next_choice_as_the_rank_says(
         least, most = (score["upstream_pressure_ppm"] for score in scheduler["scores"])
         assert explain_record(canonical).choice == (
             "member-b and member-a were equally loaded; member-b had the lower pressure: "
-            f"{least} against {most} ppm."
+            f"{least:,} against {most:,} ppm."
         )

@@ -16,6 +16,7 @@ import pytest
 HOST: Final = "127.0.0.1"
 SUPERUSER: Final = "anvil"
 START_SECONDS: Final = 60
+SCRATCH_BYTES: Final = 1 << 30
 
 
 def binaries() -> Path | None:
@@ -63,7 +64,10 @@ class PostgresServer:
         return self.url_of(name)
 
     def start(self) -> None:
-        options = f"-p {self.port} -c listen_addresses={HOST} -c unix_socket_directories= -c fsync=off"
+        # What it stores need not outlive a power cut.
+        quick = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_wal_size=128MB")
+        settings = (f"listen_addresses={HOST}", "unix_socket_directories=", *quick)
+        options = " ".join([f"-p {self.port}", *(f"-c {setting}" for setting in settings)])
         self._run("pg_ctl", "-D", str(self._data), "-l", str(self._log), "-o", options, "-w",
                   "-t", str(START_SECONDS), "start")  # fmt: skip
 
@@ -85,6 +89,12 @@ class PostgresServer:
         assert done.returncode == 0, (command, (done.stderr or b"").decode())
 
 
+def _scratch() -> Path | None:
+    """Memory, where there is enough: emptying every table after each test is twice as fast there."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > SCRATCH_BYTES else None
+
+
 @contextlib.contextmanager
 def running_server() -> Iterator[PostgresServer]:
     """A server, started. Skips the test where PostgreSQL is not installed, except in CI."""
@@ -92,7 +102,7 @@ def running_server() -> Iterator[PostgresServer]:
     if commands is None:
         assert os.environ.get("CI") != "true", "PostgreSQL is missing: apt-get install postgresql"
         pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
-    directory = Path(tempfile.mkdtemp(prefix="anvil-postgres-"))
+    directory = Path(tempfile.mkdtemp(prefix="anvil-postgres-", dir=_scratch()))
     try:
         server = PostgresServer(directory, commands)
         server.start()

@@ -30,13 +30,14 @@ from django.db import connections, transaction
 from admission.core import AdmissionSnapshot, ScopeConflictError, UnknownScopeError
 from admission.intents import IntentError
 from routing import audit, publishing, transitions
-from routing.activation_plan import ActivationPlan, Scope, is_closed, is_quiesced, plan_activation, undrained
+from routing.activation_plan import ActivationPlan, is_closed, is_quiesced, plan_activation, undrained
 from routing.audit import Through
 from routing.availability import AvailabilityResult
 from routing.drains import Drain, DrainOutcome
 from routing.models import RouterSnapshot
 from routing.operations import Overdue
 from routing.refusals import SENTENCES, Refused, not_ledger_owner
+from routing.scopes import ScopeId
 from routing.snapshot import SnapshotError, ValidatedSnapshot
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Step:
     """One thing that was done, to one scope or to the whole, and the fixed word for how it ended."""
 
     name: StepName
-    scope: Scope | None = None
+    scope: ScopeId | None = None
     outcome: str
 
     def as_json(self) -> dict[str, object]:
@@ -75,7 +76,7 @@ class Preview:
     """What an activation would change now; ``not_at_rest`` are the scopes that it has to wait for."""
 
     plan: ActivationPlan
-    not_at_rest: tuple[Scope, ...]
+    not_at_rest: tuple[ScopeId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +201,7 @@ def latest_job(router: "Router") -> Job | None:
     return router.operations.activation
 
 
-def scope_json(scope: Scope) -> dict[str, object]:
+def scope_json(scope: ScopeId) -> dict[str, object]:
     return {"tier_id": scope.tier_id, "member_id": scope.member_id}
 
 
@@ -270,7 +271,7 @@ class _Activation:
         self._reason = reason
         self._on_step = on_step
         self._steps: list[Step] = []
-        self._own: dict[Scope, int] = {}
+        self._own: dict[ScopeId, int] = {}
 
     def run(self) -> Activated:
         if not self._router.owns_ledger:
@@ -306,7 +307,7 @@ class _Activation:
 
     # Before the pointer moves
 
-    def _bring_to_rest(self, scopes: tuple[Scope, ...], timeout: float) -> None:
+    def _bring_to_rest(self, scopes: tuple[ScopeId, ...], timeout: float) -> None:
         """Quiesce what is open, then wait until all of it holds no lease."""
         deadline = time.monotonic() + timeout
         for scope in scopes:
@@ -316,7 +317,7 @@ class _Activation:
             self._done("drain", self._drain(scope, deadline), scope)
         self._require_rest(scopes)
 
-    def _quiesce(self, scope: Scope) -> None:
+    def _quiesce(self, scope: ScopeId) -> None:
         router, place = self._router, (scope.tier_id, scope.member_id)
         if is_quiesced(scope, self._reading(scope.tier_id)):
             self._done("quiesce", "already_quiesced", scope)
@@ -329,7 +330,7 @@ class _Activation:
         self._leave_entry("quiesce", scope, "quiesced")
         self._done("quiesce", "quiesced", scope)
 
-    def _drain(self, scope: Scope, deadline: float) -> DrainOutcome:
+    def _drain(self, scope: ScopeId, deadline: float) -> DrainOutcome:
         """Wait until the scope holds no lease, beside somebody else who may be draining it already."""
         ledger, drains = self._router.ledger, self._router.operations.drains
         place = (scope.tier_id, scope.member_id)
@@ -345,7 +346,7 @@ class _Activation:
                 return drain.outcome
         return "timed_out"
 
-    def _require_rest(self, scopes: tuple[Scope, ...]) -> None:
+    def _require_rest(self, scopes: tuple[ScopeId, ...]) -> None:
         left = undrained(scopes, self._router.ledger.snapshots()) if scopes else ()
         if left:
             self._refuse(409, "not_drained", scopes=[self._scope_row(scope) for scope in left])
@@ -413,7 +414,9 @@ class _Activation:
             self._restore(previous)
             self._refuse(409, "verification_failed", scopes=failed)
 
-    def _probe_candidates(self, scope: Scope, candidate: ValidatedSnapshot) -> tuple[str | None, ...] | None:
+    def _probe_candidates(
+        self, scope: ScopeId, candidate: ValidatedSnapshot
+    ) -> tuple[str | None, ...] | None:
         """The members (or the direct tier, None) that can verify a scope; None when it is gone."""
         reading = self._reading(scope.tier_id)
         if reading is None:
@@ -460,7 +463,7 @@ class _Activation:
 
     # Telling
 
-    def _leave_entry(self, action: str, scope: Scope, result: str) -> None:
+    def _leave_entry(self, action: str, scope: ScopeId, result: str) -> None:
         """Say in the audit trail who closed or opened a scope: an activation does so on somebody's behalf."""
         with audit.after_the_fact(action):
             audit.record(
@@ -474,7 +477,7 @@ class _Activation:
                 result=result,
             )
 
-    def _done(self, name: StepName, outcome: str, scope: Scope | None = None) -> None:
+    def _done(self, name: StepName, outcome: str, scope: ScopeId | None = None) -> None:
         step = Step(name=name, scope=scope, outcome=outcome)
         self._steps.append(step)
         if self._on_step is not None:
@@ -489,7 +492,7 @@ class _Activation:
         except UnknownScopeError:
             return None
 
-    def _scope_row(self, scope: Scope) -> dict[str, object]:
+    def _scope_row(self, scope: ScopeId) -> dict[str, object]:
         """A scope that is not at rest: whether it admits, and what it still runs."""
         reading = self._reading(scope.tier_id)
         assert reading is not None

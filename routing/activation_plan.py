@@ -16,6 +16,7 @@ from typing import Final, Literal
 from admission.core import AdmissionSnapshot
 from routing.config import AudioRoute, PurposeModel, RouterConfig, Tier, thaw
 from routing.documents import render_path
+from routing.scopes import ScopeId
 
 TIER_DRAIN_KEYS: Final = (
     "dialect",
@@ -60,14 +61,6 @@ _ROUTER_KEYS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Scope:
-    """A tier, or one member of it."""
-
-    tier_id: str
-    member_id: str | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeChange:
     """What happens to one scope. ``keys`` are what differs in a changed one.
@@ -77,7 +70,7 @@ class ScopeChange:
     listed beside it.
     """
 
-    scope: Scope
+    scope: ScopeId
     kind: Literal["added", "removed", "changed"]
     keys: tuple[str, ...] = ()
     needs_drain: bool = False
@@ -99,7 +92,7 @@ class ActivationPlan:
     settings: tuple[str, ...]
 
     @property
-    def must_drain(self) -> tuple[Scope, ...]:
+    def must_drain(self) -> tuple[ScopeId, ...]:
         """The scopes that must be at rest; a tier stands for its members."""
         tiers = {
             change.scope.tier_id
@@ -127,15 +120,15 @@ def plan_activation(old: RouterConfig | None, new: RouterConfig) -> ActivationPl
         if tier_id in new_tiers:
             changes.extend(_tier_changes(tier, new_tiers[tier_id]))
         else:
-            changes.append(ScopeChange(scope=Scope(tier_id), kind="removed", needs_drain=True))
+            changes.append(ScopeChange(scope=ScopeId(tier_id), kind="removed", needs_drain=True))
     changes.extend(
-        ScopeChange(scope=Scope(tier_id), kind="added") for tier_id in new_tiers if tier_id not in old_tiers
+        ScopeChange(scope=ScopeId(tier_id), kind="added") for tier_id in new_tiers if tier_id not in old_tiers
     )
     settings = () if old is None else tuple(_setting_changes(old, new))
     return ActivationPlan(changes=tuple(changes), settings=settings)
 
 
-def undrained(scopes: Iterable[Scope], readings: Iterable[AdmissionSnapshot]) -> tuple[Scope, ...]:
+def undrained(scopes: Iterable[ScopeId], readings: Iterable[AdmissionSnapshot]) -> tuple[ScopeId, ...]:
     """Those of ``scopes`` that are not at rest in the ledger's ``readings``, in their order.
 
     A member of a quiesced tier is as closed as a quiesced member. What the ledger does not know holds no
@@ -145,12 +138,12 @@ def undrained(scopes: Iterable[Scope], readings: Iterable[AdmissionSnapshot]) ->
     return tuple(scope for scope in scopes if not _is_at_rest(scope, by_tier.get(scope.tier_id)))
 
 
-def is_closed(scope: Scope, reading: AdmissionSnapshot | None) -> bool:
+def is_closed(scope: ScopeId, reading: AdmissionSnapshot | None) -> bool:
     """Whether the scope takes no new lease, be it that its tier does not."""
     return reading is None or reading.state == "quiesced" or is_quiesced(scope, reading)
 
 
-def is_quiesced(scope: Scope, reading: AdmissionSnapshot | None) -> bool:
+def is_quiesced(scope: ScopeId, reading: AdmissionSnapshot | None) -> bool:
     """Whether the scope itself is quiesced; what the ledger does not know counts as if it were."""
     if reading is None:
         return True
@@ -161,7 +154,7 @@ def is_quiesced(scope: Scope, reading: AdmissionSnapshot | None) -> bool:
     )
 
 
-def _is_at_rest(scope: Scope, reading: AdmissionSnapshot | None) -> bool:
+def _is_at_rest(scope: ScopeId, reading: AdmissionSnapshot | None) -> bool:
     if reading is None:
         return True
     active = reading.active_requests
@@ -181,7 +174,7 @@ def _tier_changes(old: Tier, new: Tier) -> Iterator[ScopeChange]:
         keys.append("replicas")
         needs_drain = True
     if keys:
-        yield ScopeChange(scope=Scope(new.id), kind="changed", keys=tuple(keys), needs_drain=needs_drain)
+        yield ScopeChange(scope=ScopeId(new.id), kind="changed", keys=tuple(keys), needs_drain=needs_drain)
     if not reshaped:
         yield from _member_changes(old, new)
 
@@ -189,7 +182,7 @@ def _tier_changes(old: Tier, new: Tier) -> Iterator[ScopeChange]:
 def _member_changes(old: Tier, new: Tier) -> Iterator[ScopeChange]:
     after = {member.id: member for member in new.replicas}
     for member in old.replicas:
-        scope = Scope(new.id, member.id)
+        scope = ScopeId(new.id, member.id)
         if member.id not in after:
             yield ScopeChange(scope=scope, kind="removed", needs_drain=True)
             continue
@@ -200,7 +193,7 @@ def _member_changes(old: Tier, new: Tier) -> Iterator[ScopeChange]:
     before = {member.id for member in old.replicas}
     for member in new.replicas:
         if member.id not in before:
-            yield ScopeChange(scope=Scope(new.id, member.id), kind="added")
+            yield ScopeChange(scope=ScopeId(new.id, member.id), kind="added")
 
 
 def _setting_changes(old: RouterConfig, new: RouterConfig) -> Iterator[str]:

@@ -19,6 +19,7 @@ from routing import keys, wording, working_copy_admin  # noqa: F401 - its import
 from routing.access import Scope
 from routing.audit import Through
 from routing.models import ActiveSnapshot, ApiKey, AuditEntry, RouterSnapshot
+from routing.publishing import DOCUMENT_COLUMNS
 from routing.refusals import Refused, not_ledger_owner
 from routing.router import Router, live
 from routing.templatetags.console import badge
@@ -221,7 +222,7 @@ class RouterSnapshotAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[RouterSnapshot]:
         rows: QuerySet[RouterSnapshot] = super().get_queryset(request)
         active = ActiveSnapshot.objects.filter(snapshot=OuterRef("pk"))
-        return rows.defer("config_bytes", "topology_bytes", "overlay_bytes").annotate(active=Exists(active))
+        return rows.defer(*DOCUMENT_COLUMNS).annotate(active=Exists(active))
 
     @admin.display(description="snapshot", ordering="pk")
     def name(self, row: RouterSnapshot) -> str:

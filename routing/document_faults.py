@@ -4,9 +4,10 @@
 the documents (never what may be a secret), so it goes to whoever handed them in and to nobody else.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from routing.config import read_config
 from routing.documents import MAX_DOCUMENT_BYTES, Fault
@@ -15,16 +16,21 @@ from routing.toml_lines import Lines
 from routing.topology import Topology, TopologyError, parse_topology
 
 DocumentName: TypeAlias = Literal["config", "topology", "overlay"]
+DOCUMENTS: Final[tuple[DocumentName, ...]] = get_args(DocumentName)
 
 _WITHOUT_TOPOLOGY: Final = ("replica_resource_reused", "replica_host_split")
 """The rules of the join that the configuration breaks on its own."""
+
+_STATED_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)")
+"""How the TOML parser says where it stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentFault:
     """One fault, the document that holds it, and the code with which a snapshot would be refused for it.
 
-    ``line`` is where in the document it is, or what it is in: None for the document as a whole.
+    ``line`` is where in the document it is, or what it is in, or where the parser stopped: None for the
+    document as a whole.
     """
 
     code: SnapshotCode
@@ -37,6 +43,15 @@ class DocumentFault:
         """The document, the line and the path, without a word of what is there."""
         where = self.document if self.line is None else f"{self.document} line {self.line}"
         return f"{where}: {self.fault.path}"
+
+    def as_json(self) -> dict[str, str | int | None]:
+        """As the REST API and ``anvil router check`` list it."""
+        return {
+            "document": self.document,
+            "line": self.line,
+            "path": self.fault.path,
+            "message": self.fault.message,
+        }
 
     def __str__(self) -> str:
         return f"{self.document}: {self.fault}"
@@ -86,7 +101,11 @@ def _in_lines(
     if not faults:
         return []
     lines = Lines(data[: MAX_DOCUMENT_BYTES + 1])
-    return [
-        DocumentFault(code, document, fault, lines.of(fault.place) if fault.place else None)
-        for code, fault in faults
-    ]
+    return [DocumentFault(code, document, fault, _line_of(fault, lines)) for code, fault in faults]
+
+
+def _line_of(fault: Fault, lines: Lines) -> int | None:
+    if fault.place:
+        return lines.of(fault.place)
+    stated = _STATED_LINE.search(fault.message)
+    return int(stated[1]) if stated else None

@@ -90,6 +90,12 @@ def is_confirmed(body: Mapping[str, object], *, dry_run: bool) -> bool:
     return confirm and not only_preview
 
 
+def is_wait(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is how long a drain may wait: a number of seconds, over 0 and at most 3,600."""
+    # NaN fails both comparisons. A number too large for a float is larger than the bound, too.
+    return (type(value) is int or type(value) is float) and 0 < value <= MAX_WAIT_SECONDS
+
+
 def checked_scope(values: Mapping[str, object]) -> tuple[str | None, str | None]:
     """``tier_id`` and ``member_id``, each a safe id or absent; a member needs its tier. Raises OrderError."""
     for field in ("tier_id", "member_id"):
@@ -121,7 +127,6 @@ def _reason(body: Mapping[str, object]) -> str:
 
 def _timeout(body: Mapping[str, object]) -> float:
     timeout = body.get("timeout", DEFAULT_DRAIN_TIMEOUT)
-    # NaN fails both comparisons. A number too large for a float is larger than the bound, too.
-    if (type(timeout) is not int and type(timeout) is not float) or not 0 < timeout <= MAX_WAIT_SECONDS:
+    if not is_wait(timeout):
         raise OrderError("timeout")
     return float(timeout)

@@ -6,7 +6,6 @@ from typing import Final, Literal, TypeGuard
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from admission.core import MAX_WAIT_SECONDS
 from admission.identifiers import is_safe_id
 from routing import activation, promotion
 from routing.access import Scope
@@ -14,7 +13,7 @@ from routing.api import ManagementView, actor_of
 from routing.audit import Through
 from routing.models import Promotion
 from routing.openapi import choice, closed, many, operation, query, ref
-from routing.orders import DEFAULT_DRAIN_TIMEOUT, OrderError, is_confirmed
+from routing.orders import DEFAULT_DRAIN_TIMEOUT, OrderError, is_confirmed, is_wait
 from routing.refusals import Refused
 from routing.router import Router, live
 
@@ -117,8 +116,7 @@ def _drain_timeout(body: dict[str, object]) -> float | None:
     if "drain_timeout" not in body:
         return None
     timeout = body["drain_timeout"]
-    # NaN fails both comparisons.
-    if (type(timeout) is not int and type(timeout) is not float) or not 0 < timeout <= MAX_WAIT_SECONDS:
+    if not is_wait(timeout):
         raise _malformed("drain_timeout")
     return float(timeout)
 

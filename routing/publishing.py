@@ -6,6 +6,7 @@ files, uploads and publications alike, and it takes bytes: no path is opened her
 
 import difflib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from django.db import transaction
 
@@ -14,6 +15,12 @@ from routing.activation_plan import ActivationPlan, plan_activation
 from routing.models import ActiveSnapshot, RouterSnapshot
 from routing.rendering import config_document, render, topology_document
 from routing.snapshot import ValidatedSnapshot, validate_snapshot
+
+if TYPE_CHECKING:
+    from routing.router import Router
+
+DOCUMENT_COLUMNS: Final = ("config_bytes", "topology_bytes", "overlay_bytes")
+"""Where a row has what was captured: megabytes, which a list of rows leaves out."""
 
 
 def capture(
@@ -85,6 +92,13 @@ def active_row() -> RouterSnapshot | None:
     """The snapshot that the pointer names, or None in an empty router."""
     pointer = ActiveSnapshot.objects.select_related("snapshot").first()
     return pointer.snapshot if pointer is not None else None
+
+
+def active_id(router: "Router") -> int | None:
+    """The number of the snapshot that is served here, else of the one that the pointer names."""
+    if router.active is not None:
+        return router.active.snapshot_id
+    return ActiveSnapshot.objects.values_list("snapshot_id", flat=True).first()
 
 
 def point_at(snapshot_id: int | None, *, actor: str) -> None:

@@ -20,21 +20,19 @@ from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from admission.core import MAX_WAIT_SECONDS
 from routing import activation, publishing
 from routing.access import Scope
 from routing.api import ManagementView, StrictJSONParser, actor_of
 from routing.audit import Through
-from routing.document_faults import document_faults
+from routing.document_faults import DOCUMENTS, document_faults
 from routing.documents import MAX_DOCUMENT_BYTES
-from routing.models import ActiveSnapshot, RouterSnapshot
+from routing.models import RouterSnapshot
 from routing.openapi import choice, closed, many, operation, query, ref
-from routing.orders import OrderError, is_confirmed
+from routing.orders import OrderError, is_confirmed, is_wait
+from routing.publishing import DOCUMENT_COLUMNS
 from routing.refusals import SENTENCES, Refused, not_ledger_owner
 from routing.router import live
 from routing.snapshot import SnapshotError, validate_snapshot
-
-DOCUMENTS: Final = ("config", "topology", "overlay")
 
 MAX_UPLOAD_BYTES: Final = 5 * MAX_DOCUMENT_BYTES
 """Three documents, each a byte over its limit (to be told so), in base64 with what goes around them."""
@@ -44,8 +42,6 @@ MAX_FAULTS: Final = 1000
 
 MAX_LISTED: Final = 500
 DEFAULT_LISTED: Final = 100
-
-_BYTES: Final = ("config_bytes", "topology_bytes", "overlay_bytes")
 
 
 class UploadParser(StrictJSONParser):
@@ -81,10 +77,10 @@ class SnapshotsView(ManagementView):
     def get(self, request: Request) -> Response:
         limit = _number(request, "limit", default=DEFAULT_LISTED, most=MAX_LISTED)
         before = _number(request, "before", default=None, most=2**63 - 1)
-        rows = RouterSnapshot.objects.defer(*_BYTES)
+        rows = RouterSnapshot.objects.defer(*DOCUMENT_COLUMNS)
         if before is not None:
             rows = rows.filter(pk__lt=before)
-        active_id = _active_id()
+        active_id = publishing.active_id(live())
         return Response({"object": "list", "data": [describe(row, active_id) for row in rows[:limit]]})
 
     @operation(
@@ -110,7 +106,7 @@ class SnapshotsView(ManagementView):
         row, is_new = capture(
             config, topology, overlay, source=RouterSnapshot.Source.REST, actor=actor_of(request)
         )
-        return Response(describe(row, _active_id()), status=201 if is_new else 200)
+        return Response(describe(row, publishing.active_id(live())), status=201 if is_new else 200)
 
 
 class SnapshotView(ManagementView):
@@ -127,7 +123,7 @@ class SnapshotView(ManagementView):
     def get(self, request: Request, snapshot_id: int) -> Response:
         row = _row(snapshot_id)
         data = dict(zip(DOCUMENTS, map(_base64, publishing.captured(row)), strict=True))
-        return Response({**describe(row, _active_id()), **data})
+        return Response({**describe(row, publishing.active_id(live())), **data})
 
 
 class ActivateView(ManagementView):
@@ -190,9 +186,7 @@ def parse_order(body: object) -> ActivationOrder:
     except OrderError as error:
         raise _malformed(error.field) from None
     timeout = body.get("drain_timeout")
-    # NaN fails both comparisons.
-    is_number = type(timeout) is int or type(timeout) is float
-    if timeout is not None and not (is_number and 0 < timeout <= MAX_WAIT_SECONDS):
+    if timeout is not None and not is_wait(timeout):
         raise _malformed("drain_timeout")
     return ActivationOrder(applies=applies, drain_timeout=None if timeout is None else float(timeout))
 
@@ -273,16 +267,7 @@ def _preview(config: bytes, topology: bytes | None, overlay: bytes | None) -> di
 
 def _refusal(error: SnapshotError, config: bytes, topology: bytes | None, overlay: bytes | None) -> Refused:
     found = itertools.islice(document_faults(config, topology, overlay), MAX_FAULTS)
-    faults = [
-        {
-            "document": fault.document,
-            "line": fault.line,
-            "path": fault.fault.path,
-            "message": fault.fault.message,
-        }
-        for fault in found
-    ]
-    extra = {"config_sha256": error.config_sha256, "faults": faults}
+    extra = {"config_sha256": error.config_sha256, "faults": [fault.as_json() for fault in found]}
     return Refused(422, error.code, str(error), extra=extra)
 
 
@@ -301,14 +286,6 @@ def describe(row: RouterSnapshot, active_id: int | None) -> dict[str, object]:
         "replica_member_count": row.replica_member_count,
         "active": row.pk == active_id,
     }
-
-
-def _active_id() -> int | None:
-    """The snapshot that is served here, else the one that the pointer names."""
-    active = live().active
-    if active is not None:
-        return active.snapshot_id
-    return ActiveSnapshot.objects.values_list("snapshot_id", flat=True).first()
 
 
 def _row(snapshot_id: int) -> RouterSnapshot:

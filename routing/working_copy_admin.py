@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 
 from routing import wording
-from routing.console.fleet import ScopeId, ScopeView, read_fleet
+from routing.console.fleet import ScopeView, read_fleet
 from routing.console.scopes import MAX_SCOPES, address
 from routing.models import (
     AudioRoute,
@@ -30,6 +30,7 @@ from routing.models import (
 from routing.permissions import OPERATE_TIER
 from routing.refusals import Refused
 from routing.router import live
+from routing.scopes import ScopeId
 from routing.templatetags.console import badge
 from routing.working_copy import tier_faults
 

@@ -3,15 +3,21 @@
 from collections.abc import Iterable, Mapping
 
 from routing import wording
+from routing.scopes import ScopeId
 
 from .outcome import Json
 from .shapes import rows_of, table_of
 
 
 def scope_words(row: Mapping[str, Json]) -> str:
-    """A scope's name: the tier, or the tier and its member."""
-    tier, member = row.get("tier_id"), row.get("member_id")
-    return f"{tier}" if member is None else f"{tier}/{member}"
+    """The name of the scope that a row is about: the tier, or the tier and its member."""
+    member = row.get("member_id")
+    return str(ScopeId(f"{row.get('tier_id')}", None if member is None else f"{member}"))
+
+
+def preview_line(what: str) -> str:
+    """What people read first of a command that was not confirmed."""
+    return f"preview: {what}; nothing was changed, --confirm does it"
 
 
 def change_lines(data: Mapping[str, Json]) -> Iterable[str]:

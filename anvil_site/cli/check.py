@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from routing.config import unset_auth_envs
-from routing.document_faults import DocumentFault, DocumentName, document_faults
+from routing.document_faults import DOCUMENTS, DocumentFault, document_faults
 from routing.documents import MAX_DOCUMENT_BYTES, Fault, read_bounded
 from routing.snapshot import (
     CODES,
@@ -23,9 +23,6 @@ from routing.snapshot import (
 from .outcome import Json, Outcome, refused
 from .spec import Arguments
 from .topology import line
-
-DOCUMENTS: tuple[DocumentName, ...] = ("config", "topology", "overlay")
-
 
 MAX_PLACES: Final = 20
 
@@ -45,15 +42,7 @@ def check(arguments: Arguments) -> Outcome:
     complete = config is not None and len(config) <= MAX_DOCUMENT_BYTES
     digest = hashlib.sha256(config).hexdigest() if config is not None and complete else None
     result = validation_result(SnapshotError(code, config_sha256=digest))
-    faults: list[Json] = [
-        {
-            "document": item.document,
-            "line": item.line,
-            "path": item.fault.path,
-            "message": item.fault.message,
-        }
-        for item in found
-    ]
+    faults: list[Json] = [item.as_json() for item in found]
     lines = tuple(f"{item.place}: {item.fault.message}" for item in found)
     return refused(code, data={**result, "faults": faults}, lines=(*lines, line(result)))
 

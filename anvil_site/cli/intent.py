@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from routing.documents import MAX_DOCUMENT_BYTES, read_bounded
 
+from .changes import preview_line
 from .client import call
 from .outcome import Json, Outcome, failed, refused
 from .shapes import bounded
@@ -32,7 +33,7 @@ def load(arguments: Arguments) -> Outcome:
     if not arguments.flag("confirm"):
         return Outcome(
             data={"applied": False, "dry_run": True, "action": "import"},
-            lines=("preview: import of the intent document; nothing was changed, --confirm does it",),
+            lines=(preview_line("import of the intent document"),),
         )
     answer = call("PUT", PATH, body=document)
     data: dict[str, Json] = {"applied": True, "action": "import", "result": bounded(answer.body) or None}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from routing.refusals import KEY_RULES
 
+from .changes import preview_line
 from .client import call
 from .outcome import Json, Outcome, RouterFault, clause, failed, refusal_of
 from .shapes import bounded, table_of
@@ -71,7 +72,7 @@ def revoke(arguments: Arguments) -> Outcome:
 def _preview(action: str, words: str, what: Mapping[str, Json]) -> Outcome:
     return Outcome(
         data={"applied": False, "dry_run": True, "action": action, **what},
-        lines=(f"preview: {words}; nothing was changed, --confirm does it",),
+        lines=(preview_line(words),),
     )
 
 

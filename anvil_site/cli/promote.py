@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .changes import change_lines, promotion_lines
+from .changes import change_lines, preview_line, promotion_lines
 from .client import call
 from .outcome import Fault, Json, Outcome, RouterFault, failed, refusal_of, refused
 from .shapes import bounded
+from .snapshots import refusal_data
 from .spec import MAX_SECONDS, Arguments
 
 PATH: Final = "/v1/admin/promotions"
@@ -26,14 +27,13 @@ def promote(arguments: Arguments) -> Outcome:
     try:
         answer = call("POST", PATH, body=body, timeout=timeout)
     except RouterFault as fault:
-        rest = {key: value for key, value in (fault.body or {}).items() if key != "error"}
-        data = bounded(rest) or None
-        lines = (f"promote: {Fault(fault.code).line}", *_lines(data)) if data else ()
-        return refusal_of(fault, data=data, lines=lines)
+        told = refusal_data(fault)
+        lines = (f"promote: {Fault(fault.code).line}", *_lines(told)) if told else ()
+        return refusal_of(fault, data=told or None, lines=lines)
     data = bounded(answer.body)
     if not isinstance(data, Mapping) or data.get("action") != action or data.get("applied") is not confirmed:
         return failed("malformed_answer", online=True)
-    head = f"{action}: done" if confirmed else f"preview: {action}; nothing was changed, --confirm does it"
+    head = f"{action}: done" if confirmed else preview_line(f"{action}")
     return Outcome(data=data, lines=(head, *_lines(data)), online=True)
 
 
@@ -58,9 +58,8 @@ def _order(arguments: Arguments) -> dict[str, Json] | Outcome:
     return body
 
 
-def _lines(data: Json) -> Iterable[str]:
+def _lines(data: Mapping[str, Json]) -> Iterable[str]:
     """What a preview would change; the steps of a promotion, and what to do about a stopped one."""
-    if isinstance(data, Mapping):
-        if "changes" in data:
-            yield from change_lines(data)
-        yield from promotion_lines(data)
+    if "changes" in data:
+        yield from change_lines(data)
+    yield from promotion_lines(data)

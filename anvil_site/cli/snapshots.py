@@ -5,11 +5,13 @@ import binascii
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .changes import change_lines, step_lines
+from routing.document_faults import DOCUMENTS
+
+from .changes import change_lines, preview_line, step_lines
 from .client import call
 from .outcome import Fault, Json, Outcome, RouterFault, failed, refusal_of
 from .shapes import bounded, rows_of
-from .spec import DOCUMENTS, Arguments
+from .spec import Arguments
 
 PATH: Final = "/v1/admin/snapshots"
 ANSWER_TIMEOUT: Final = 60.0
@@ -61,8 +63,8 @@ def activate(arguments: Arguments) -> Outcome:
         return refusal_of(fault, data=data or None, lines=lines if fault.body else ())
     if confirmed:
         return Outcome(data=data, lines=(f"snapshot {number} is active", *step_lines(data)), online=True)
-    head = f"preview: activate snapshot {number}; nothing was changed, --confirm does it"
-    return Outcome(data=data, lines=(head, *change_lines(data)), online=True)
+    lines = (preview_line(f"activate snapshot {number}"), *change_lines(data))
+    return Outcome(data=data, lines=lines, online=True)
 
 
 def order(number: int, *, confirmed: bool, drain_timeout: float | None) -> Mapping[str, Json]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from admission import identifiers
+from routing.document_faults import DOCUMENTS
 
 from .outcome import Outcome
 
@@ -102,7 +103,6 @@ NAME: Final = Form(
     _matching(partial(identifiers.is_plain_name, limit=100)),
 )
 KEY_SCOPES: Final = Form("LIST", f"one or more of {','.join(SCOPES)}", _scopes)
-DOCUMENTS: Final = ("config", "topology", "overlay")
 DOCUMENT: Final = Form("WHICH", "config, topology or overlay", _matching(lambda text: text in DOCUMENTS))
 INSTANT: Final = Form("TIME", "an ISO 8601 date or time, UTC when it names no zone", _instant)
 

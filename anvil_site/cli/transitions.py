@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from routing import wording
+from routing.scopes import ScopeId
 
 from . import shapes
+from .changes import preview_line, scope_words
 from .client import call
 from .outcome import DONE, FAILED, HINTS, Fault, Json, Outcome, RouterFault, failed, refusal_of, refused
 from .spec import MAX_SECONDS, Arguments
@@ -80,7 +82,7 @@ def _change(action: str, arguments: Arguments) -> Outcome:
             else shape(answer.body)
         )
     except RouterFault as fault:
-        return _refusal(fault, action, _scope_words(tier, member))
+        return _refusal(fault, action, str(ScopeId(tier, member)))
     if not _is_answer_to(data, action=action, tier=tier, member=member, applied=confirmed):
         return failed("malformed_answer", online=True)
     assert isinstance(data, Mapping)
@@ -202,16 +204,12 @@ def _words(row: Mapping[str, Json]) -> str:
     return words
 
 
-def _scope_words(tier: Json, member: Json) -> str:
-    return f"{tier}" if member is None else f"{tier}/{member}"
-
-
 def _change_lines(data: Mapping[str, Json], code: str | None) -> Iterator[str]:
-    scope = _scope_words(data["tier_id"], data.get("member_id"))
+    scope = scope_words(data)
     action = data.get("action")
     result = data.get("result")
     if not isinstance(result, Mapping):
-        yield f"preview: {action} {scope}; nothing was changed, --confirm does it"
+        yield preview_line(f"{action} {scope}")
         return
     if action == "readmit":
         why = result.get("reason")

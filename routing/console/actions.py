@@ -14,7 +14,7 @@ from django.shortcuts import redirect
 from routing import transitions, wording
 from routing.audit import Through
 from routing.console import effects
-from routing.console.fleet import ScopeId, ScopeView, TierCard
+from routing.console.fleet import ScopeView, TierCard
 from routing.console.forms import REASONS, DrainForm, QuiesceForm, ReadmitForm
 from routing.console.pages import VIEW_FLEET, Crumb, actor_of, crumb, page, refused, render
 from routing.console.scopes import address, look_up, requested
@@ -22,6 +22,7 @@ from routing.models import AuditEntry
 from routing.permissions import OPERATE_TIER
 from routing.refusals import Refused
 from routing.router import Router, live
+from routing.scopes import ScopeId
 from routing.transitions import TransitionError
 
 RECENT_ENTRIES: Final = 8

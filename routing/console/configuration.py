@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from django.contrib import messages
 from django.db import transaction
@@ -14,19 +14,19 @@ from django.urls import NoReverseMatch, reverse
 
 from routing import activation, audit, publishing, wording, working_copy
 from routing.activation import Step
-from routing.activation_plan import Scope, ScopeChange
+from routing.activation_plan import ScopeChange
 from routing.audit import Through
 from routing.console.forms import ActivateForm, ImportForm
 from routing.console.pages import EDIT_WORKING_COPY, VIEW_SNAPSHOTS, actor_of, crumb, page, refused, render
-from routing.console.places import line_of, read_places
-from routing.document_faults import DocumentFault, document_faults
+from routing.document_faults import DOCUMENTS, DocumentFault, DocumentName, document_faults
 from routing.models import ActiveSnapshot, RouterSnapshot
 from routing.orders import DEFAULT_DRAIN_TIMEOUT
 from routing.permissions import ACTIVATE_SNAPSHOT
 from routing.probes import PASSED
-from routing.publishing import Difference
+from routing.publishing import DOCUMENT_COLUMNS, Difference
 from routing.refusals import Refused
 from routing.router import Router, live
+from routing.scopes import ScopeId
 from routing.snapshot import SnapshotError, ValidatedSnapshot, validate_snapshot
 from routing.working_copy import Row, WorkingCopy, WorkingCopyFault
 
@@ -37,10 +37,6 @@ MAX_DIFF_LINES: Final = 2_000
 RECENT_SNAPSHOTS: Final = 10
 DEMO_BASE_PORT: Final = 8101
 """Where the demo's engines listen unless they are told otherwise."""
-
-DocumentWord = Literal["config", "topology", "overlay"]
-DOCUMENTS: Final[tuple[DocumentWord, ...]] = ("config", "topology", "overlay")
-_BYTES: Final = ("config_bytes", "topology_bytes", "overlay_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +69,7 @@ class PlannedChange:
 
     @property
     def scope(self) -> str:
-        return _scope_text(self.change.scope)
+        return str(self.change.scope)
 
     @property
     def keys(self) -> str:
@@ -90,7 +86,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
     pointer = ActiveSnapshot.objects.select_related("snapshot").defer(*_deferred("snapshot__")).first()
     context = {
         "pointer": pointer,
-        "snapshots": RouterSnapshot.objects.defer(*_BYTES)[:RECENT_SNAPSHOTS],
+        "snapshots": RouterSnapshot.objects.defer(*DOCUMENT_COLUMNS)[:RECENT_SNAPSHOTS],
         "active_id": None if pointer is None else pointer.snapshot_id,
         "copy_is_empty": copy.is_empty,
         "differs": copy.differs_from(active_snapshot()),
@@ -117,7 +113,7 @@ def import_documents(request: HttpRequest) -> HttpResponseBase:
     )
     found = list(itertools.islice(document_faults(*documents), MAX_FAULTS + 1))
     if found:
-        lines = list(_fault_lines(found[:MAX_FAULTS], documents, names))
+        lines = [_fault_line(fault, names) for fault in found[:MAX_FAULTS]]
         context = {"form": form, "faults": lines, "more": len(found) > MAX_FAULTS}
         return _render(request, "console/import.html", "Import a TOML file", context)
     return _uploaded(request, documents)
@@ -191,7 +187,7 @@ def snapshot(request: HttpRequest, snapshot_id: int) -> HttpResponseBase:
 
 
 @page(VIEW_SNAPSHOTS)
-def document(request: HttpRequest, snapshot_id: int, name: DocumentWord) -> HttpResponseBase:
+def document(request: HttpRequest, snapshot_id: int, name: DocumentName) -> HttpResponseBase:
     """One document of a capture, byte for byte: to look at, or with ``?download`` as a file."""
     data = dict(zip(DOCUMENTS, publishing.captured(_row(snapshot_id)), strict=True))[name]
     if data is None:
@@ -258,7 +254,7 @@ def _snapshot_page(request: HttpRequest, row: RouterSnapshot, form: ActivateForm
         for name, data in zip(DOCUMENTS, publishing.captured(row), strict=True)
         if data is not None
     ]
-    context["is_active"] = row.pk == _active_id(router)
+    context["is_active"] = row.pk == publishing.active_id(router)
     try:
         candidate = publishing.load(row)
         preview = activation.preview(router, row)
@@ -268,7 +264,7 @@ def _snapshot_page(request: HttpRequest, row: RouterSnapshot, form: ActivateForm
         context["refusal"] = refusal
     else:
         context |= _difference(publishing.diff(active_snapshot(), candidate), preview.not_at_rest)
-        context["not_at_rest"] = [_scope_text(scope) for scope in preview.not_at_rest]
+        context["not_at_rest"] = [str(scope) for scope in preview.not_at_rest]
     return _render(request, "console/snapshot.html", f"Snapshot {row.pk}", context)
 
 
@@ -330,7 +326,7 @@ def _activation(request: HttpRequest, template: str) -> HttpResponse:
 def _step_line(step: Step) -> StepLine:
     is_probed = step.name == "verify" and step.outcome != "no_open_member"
     return StepLine(
-        what=wording.step(step.name, "" if step.scope is None else _scope_text(step.scope)),
+        what=wording.step(step.name, "" if step.scope is None else str(step.scope)),
         outcome=wording.outcome(step.outcome),
         went_well=(
             step.outcome in PASSED
@@ -354,13 +350,13 @@ def _waiting(router: Router, job: activation.Job) -> Iterator[Waiting]:
             active = reading.active_requests
             if scope.member_id is not None:
                 active = dict(reading.member_active_requests).get(scope.member_id, 0)
-            yield Waiting(scope=_scope_text(scope), active=active)
+            yield Waiting(scope=str(scope), active=active)
 
 
 def _fault_of_scope(entry: object) -> str:
     if not isinstance(entry, dict):
         return ""
-    scope = _scope_text(Scope(str(entry.get("tier_id")), entry.get("member_id")))
+    scope = ScopeId(str(entry.get("tier_id")), entry.get("member_id"))
     if "reason" in entry:
         return f"{scope}: {wording.readiness(str(entry['reason']))}."
     running = wording.count(int(entry.get("active_requests", 0)), "request is", "requests are")
@@ -400,12 +396,6 @@ def active_snapshot() -> ValidatedSnapshot | None:
         return None
 
 
-def _active_id(router: Router) -> int | None:
-    if router.active is not None:
-        return router.active.snapshot_id
-    return ActiveSnapshot.objects.values_list("snapshot_id", flat=True).first()
-
-
 def _row(snapshot_id: int) -> RouterSnapshot:
     row = RouterSnapshot.objects.filter(pk=snapshot_id).first() if snapshot_id < 2**63 else None
     if row is None:
@@ -414,14 +404,10 @@ def _row(snapshot_id: int) -> RouterSnapshot:
 
 
 def _deferred(prefix: str) -> list[str]:
-    return [f"{prefix}{column}" for column in _BYTES]
+    return [f"{prefix}{column}" for column in DOCUMENT_COLUMNS]
 
 
-def _scope_text(scope: Scope) -> str:
-    return scope.tier_id if scope.member_id is None else f"{scope.tier_id}/{scope.member_id}"
-
-
-def _difference(difference: Difference, not_at_rest: Iterable[Scope] = ()) -> dict[str, object]:
+def _difference(difference: Difference, not_at_rest: Iterable[ScopeId] = ()) -> dict[str, object]:
     waiting = frozenset(not_at_rest)
     plan = difference.plan
     return {
@@ -438,7 +424,7 @@ def _difference(difference: Difference, not_at_rest: Iterable[Scope] = ()) -> di
             PlannedChange(change=change, at_rest=change.scope not in waiting) for change in plan.changes
         ],
         "settings": plan.settings,
-        "must_drain": [_scope_text(scope) for scope in plan.must_drain],
+        "must_drain": [str(scope) for scope in plan.must_drain],
     }
 
 
@@ -449,22 +435,14 @@ def _diff_lines(lines: Iterable[str]) -> Iterator[DiffLine]:
             yield DiffLine(kind=kinds.get(line[:1], "same"), text=line)
 
 
-def _fault_lines(
-    faults: Iterable[DocumentFault],
-    documents: tuple[bytes, bytes | None, bytes | None],
-    names: dict[str, str],
-) -> Iterator[FaultLine]:
-    """Each fault with the file that holds it and the line, where the text tells."""
-    texts = zip(DOCUMENTS, documents, strict=True)
-    places = {name: read_places((data or b"").decode("utf-8", "replace")) for name, data in texts}
-    for found in faults:
-        fault = found.fault
-        yield FaultLine(
-            document=names.get(found.document, found.document),
-            path=fault.path,
-            message=fault.message,
-            line=line_of(places[found.document], fault.path, fault.message),
-        )
+def _fault_line(found: DocumentFault, names: Mapping[str, str]) -> FaultLine:
+    """A fault with the file that holds it."""
+    return FaultLine(
+        document=names.get(found.document, found.document),
+        path=found.fault.path,
+        message=found.fault.message,
+        line=found.line,
+    )
 
 
 def _row_fault(found: WorkingCopyFault) -> FaultLine:

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterator
 
-from routing.console.fleet import ScopeId, ScopeView, TierCard
+from routing.console.fleet import ScopeView, TierCard
+from routing.scopes import ScopeId
 from routing.wording import count, listed, sentence
 
 

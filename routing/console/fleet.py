@@ -23,27 +23,12 @@ from routing.drains import DrainProgress
 from routing.probes import AvailabilityResult
 from routing.projections import completed
 from routing.router import Router
+from routing.scopes import ScopeId
 from routing.wording import ago, count, listed, sentence
 
 State = Literal["admitting", "quiesced", "draining", "not ready"]
 
 PPM: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class ScopeId:
-    """A tier, or one member of it; ``str`` is how links and forms name it."""
-
-    tier_id: str
-    member_id: str | None = None
-
-    def __str__(self) -> str:
-        return self.tier_id if self.member_id is None else f"{self.tier_id}/{self.member_id}"
-
-    @property
-    def anchor(self) -> str:
-        """Of an element that shows the scope: neither id holds a dot."""
-        return str(self).replace("/", ".")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from django.http.response import HttpResponseBase
 from routing.console.configuration import DEMO_BASE_PORT
 from routing.console.pages import VIEW_FLEET, crumb, page, render
 from routing.models import RouterSnapshot
+from routing.publishing import DOCUMENT_COLUMNS
 from routing.router import live
 from routing.working_copy import WorkingCopy
 
@@ -27,7 +28,7 @@ def show(request: HttpRequest) -> HttpResponse:
     aliases = list(router.active.config.model_routes) if router.active is not None else []
     context: dict[str, object] = {
         "is_active": router.active is not None,
-        "latest": RouterSnapshot.objects.defer("config_bytes", "topology_bytes", "overlay_bytes").first(),
+        "latest": RouterSnapshot.objects.defer(*DOCUMENT_COLUMNS).first(),
         "copy_is_empty": WorkingCopy.read().is_empty,
         "has_key": not router.ring.enabled or not router.ring.is_empty,
         "may_make_keys": request.user.has_perm(ADD_KEY),

@@ -8,8 +8,9 @@ from django.http import Http404, HttpRequest, QueryDict
 from django.urls import reverse
 
 from admission.identifiers import is_safe_id
-from routing.console.fleet import ScopeId, ScopeView, TierCard, read_tier
+from routing.console.fleet import ScopeView, TierCard, read_tier
 from routing.router import Router
+from routing.scopes import ScopeId
 from routing.transitions import TransitionError
 
 MAX_SCOPES: Final = 64

@@ -8,11 +8,11 @@ from django.utils import timezone
 
 from routing import wording
 from routing.console.configuration import active_snapshot
-from routing.console.fleet import ScopeId
 from routing.console.history import HEIGHT, WIDTH, Sparkline
 from routing.console.pages import EDIT_WORKING_COPY
 from routing.console.scopes import address
 from routing.permissions import ACTIVATE_SNAPSHOT
+from routing.scopes import ScopeId
 from routing.working_copy import WorkingCopy
 
 register = template.Library()

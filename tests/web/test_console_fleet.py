@@ -6,8 +6,9 @@ import pytest
 
 from admission.models import AdmissionIntent
 from routing import transitions
-from routing.console.fleet import ScopeId, read_fleet
+from routing.console.fleet import read_fleet
 from routing.router import Router, bind
+from routing.scopes import ScopeId
 from routing.snapshot import validate_snapshot
 from routing.transitions import TransitionError
 from telemetry.evidence import scope_readings
@@ -340,7 +341,7 @@ def test_an_empty_router_is_a_guide(empty: Router) -> None:
         "/admin/routing/apikey/add/?name=first&amp;scopes=infer",
     ):
         assert path in page
-    assert "done" not in page
+    assert "badge-done" not in page
 
 
 def test_the_guide_offers_a_viewer_nothing(empty: Router) -> None:

@@ -292,6 +292,16 @@ class TestCheck:
             "overlay line 3: overlay.colour: is not a known key",
         ]
 
+    def test_a_fault_of_the_syntax_has_the_line_where_the_parser_stopped(
+        self, anvil: Anvil, private: Path
+    ) -> None:
+        config = private / "config.toml"
+        config.write_text("[router]\n\nconnect_timeout = = 2\n")
+        result = anvil("router", "check", "--config", str(config))
+        assert result.err.splitlines()[0] == (
+            "config line 3: document: is not valid TOML: Invalid value (at line 3, column 19)"
+        )
+
     def test_a_variable_that_is_not_set_is_warned_of(
         self, anvil: Anvil, private: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -11,7 +11,6 @@ from admission.core import MemberScope, TierAdmission, TierScope
 from routing import activation_plan
 from routing.activation_plan import (
     ActivationPlan,
-    Scope,
     ScopeChange,
     plan_activation,
     undrained,
@@ -26,6 +25,7 @@ from routing.config import (
     ServerSettings,
     Tier,
 )
+from routing.scopes import ScopeId
 
 pytestmark = pytest.mark.requirement("contract 1 activation", "case 19")
 
@@ -113,8 +113,8 @@ def test_an_equal_configuration_changes_nothing() -> None:
 def test_everything_is_added_where_nothing_was_active() -> None:
     result = plan_activation(None, OLD)
     assert result.changes == (
-        ScopeChange(scope=Scope("pair"), kind="added"),
-        ScopeChange(scope=Scope("solo"), kind="added"),
+        ScopeChange(scope=ScopeId("pair"), kind="added"),
+        ScopeChange(scope=ScopeId("solo"), kind="added"),
     )
     assert result.must_drain == ()
     assert all(change.starts_cold for change in result.changes)
@@ -123,7 +123,7 @@ def test_everything_is_added_where_nothing_was_active() -> None:
 @pytest.mark.parametrize("key", activation_plan.TIER_FREE_KEYS)
 def test_limits_timeouts_and_labels_need_nothing(key: str) -> None:
     result = plan(PAIR, replace(SOLO, **{key: ALTERED[key]}))
-    assert result.changes == (ScopeChange(scope=Scope("solo"), kind="changed", keys=(key,)),)
+    assert result.changes == (ScopeChange(scope=ScopeId("solo"), kind="changed", keys=(key,)),)
     assert result.must_drain == ()
     assert not result.changes[0].starts_cold
 
@@ -135,9 +135,9 @@ def test_limits_timeouts_and_labels_need_nothing(key: str) -> None:
 def test_what_the_answers_come_from_needs_the_tier_drained(key: str) -> None:
     result = plan(PAIR, replace(SOLO, **{key: ALTERED[key]}))
     assert result.changes == (
-        ScopeChange(scope=Scope("solo"), kind="changed", keys=(key,), needs_drain=True),
+        ScopeChange(scope=ScopeId("solo"), kind="changed", keys=(key,), needs_drain=True),
     )
-    assert result.must_drain == (Scope("solo"),)
+    assert result.must_drain == (ScopeId("solo"),)
     assert result.changes[0].starts_cold
 
 
@@ -146,13 +146,13 @@ def test_what_the_answers_come_from_needs_the_tier_drained(key: str) -> None:
     [("replica_strategy", "round_robin"), ("replica_identity", replace(IDENTITY, engine_version="2.0"))],
 )
 def test_strategy_and_declared_identity_need_the_replica_tier_drained(key: str, value: Any) -> None:
-    assert plan(replace(PAIR, **{key: value}), SOLO).must_drain == (Scope("pair"),)
+    assert plan(replace(PAIR, **{key: value}), SOLO).must_drain == (ScopeId("pair"),)
 
 
 def test_a_direct_tiers_url_needs_it_drained() -> None:
     result = plan(PAIR, replace(SOLO, base_url="http://127.0.0.1:8202/v1"))
     assert result.changes == (
-        ScopeChange(scope=Scope("solo"), kind="changed", keys=("base_url",), needs_drain=True),
+        ScopeChange(scope=ScopeId("solo"), kind="changed", keys=("base_url",), needs_drain=True),
     )
 
 
@@ -168,7 +168,7 @@ def test_another_shape_is_one_change_of_the_tier() -> None:
     result = plan(direct, SOLO)
     assert result.changes == (
         ScopeChange(
-            scope=Scope("pair"),
+            scope=ScopeId("pair"),
             kind="changed",
             keys=("replica_strategy", "replica_identity", "base_url", "replicas"),
             needs_drain=True,
@@ -179,16 +179,16 @@ def test_another_shape_is_one_change_of_the_tier() -> None:
 def test_a_removed_tier_must_be_drained_and_an_added_one_starts_cold() -> None:
     result = plan(PAIR, replace(SOLO, id="other"))
     assert result.changes == (
-        ScopeChange(scope=Scope("solo"), kind="removed", needs_drain=True),
-        ScopeChange(scope=Scope("other"), kind="added"),
+        ScopeChange(scope=ScopeId("solo"), kind="removed", needs_drain=True),
+        ScopeChange(scope=ScopeId("other"), kind="added"),
     )
-    assert result.must_drain == (Scope("solo"),)
+    assert result.must_drain == (ScopeId("solo"),)
     assert [change.starts_cold for change in result.changes] == [False, True]
 
 
 def test_an_added_member_needs_nothing_and_starts_cold() -> None:
     result = plan(replace(PAIR, replicas=(MEMBER_A, MEMBER_B, MEMBER_C)), SOLO)
-    assert result.changes == (ScopeChange(scope=Scope("pair", "member-c"), kind="added"),)
+    assert result.changes == (ScopeChange(scope=ScopeId("pair", "member-c"), kind="added"),)
     assert result.must_drain == ()
     assert result.changes[0].starts_cold
 
@@ -196,8 +196,10 @@ def test_an_added_member_needs_nothing_and_starts_cold() -> None:
 def test_a_removed_member_must_be_drained_and_its_peers_are_not_mentioned() -> None:
     trio = replace(OLD, tiers=(replace(PAIR, replicas=(MEMBER_A, MEMBER_B, MEMBER_C)), SOLO))
     result = plan_activation(trio, OLD)
-    assert result.changes == (ScopeChange(scope=Scope("pair", "member-c"), kind="removed", needs_drain=True),)
-    assert result.must_drain == (Scope("pair", "member-c"),)
+    assert result.changes == (
+        ScopeChange(scope=ScopeId("pair", "member-c"), kind="removed", needs_drain=True),
+    )
+    assert result.must_drain == (ScopeId("pair", "member-c"),)
 
 
 @pytest.mark.parametrize(
@@ -207,23 +209,23 @@ def test_a_removed_member_must_be_drained_and_its_peers_are_not_mentioned() -> N
 def test_a_member_elsewhere_must_be_drained(key: str, value: str) -> None:
     result = plan(replace(PAIR, replicas=(MEMBER_A, replace(MEMBER_B, **{key: value}))), SOLO)
     assert result.changes == (
-        ScopeChange(scope=Scope("pair", "member-b"), kind="changed", keys=(key,), needs_drain=True),
+        ScopeChange(scope=ScopeId("pair", "member-b"), kind="changed", keys=(key,), needs_drain=True),
     )
-    assert result.must_drain == (Scope("pair", "member-b"),)
+    assert result.must_drain == (ScopeId("pair", "member-b"),)
 
 
 @pytest.mark.parametrize(("key", "value"), [("qualification_ref", "q:2"), ("max_concurrency", 2)])
 def test_a_members_label_and_ceiling_need_nothing(key: str, value: Any) -> None:
     result = plan(replace(PAIR, replicas=(MEMBER_A, replace(MEMBER_B, **{key: value}))), SOLO)
-    assert result.changes == (ScopeChange(scope=Scope("pair", "member-b"), kind="changed", keys=(key,)),)
+    assert result.changes == (ScopeChange(scope=ScopeId("pair", "member-b"), kind="changed", keys=(key,)),)
     assert result.must_drain == ()
 
 
 def test_a_drained_tier_stands_for_its_members() -> None:
     changed = replace(PAIR, model="another", replicas=(MEMBER_A, replace(MEMBER_B, resource_id="llm-z")))
     result = plan(changed, SOLO)
-    assert [change.scope for change in result.changes] == [Scope("pair"), Scope("pair", "member-b")]
-    assert result.must_drain == (Scope("pair"),)
+    assert [change.scope for change in result.changes] == [ScopeId("pair"), ScopeId("pair", "member-b")]
+    assert result.must_drain == (ScopeId("pair"),)
 
 
 def test_settings_aliases_and_other_models_are_named_and_need_nothing() -> None:
@@ -257,7 +259,7 @@ def test_values_that_python_holds_for_equal_are_told_apart() -> None:
 
 # --- At rest ----------------------------------------------------------------------------------------------
 
-TIER, MEMBER = Scope("pair"), Scope("pair", "member-a")
+TIER, MEMBER = ScopeId("pair"), ScopeId("pair", "member-a")
 BOTH = (TIER, MEMBER)
 READY = {"member-a": True, "member-b": True}
 
@@ -291,4 +293,4 @@ def test_a_quiesced_scope_with_a_lease_is_not_at_rest_until_it_ends() -> None:
 
 
 def test_a_scope_that_the_ledger_does_not_know_holds_nothing() -> None:
-    assert undrained([Scope("gone"), Scope("gone", "member-a")], ledger().snapshots()) == ()
+    assert undrained([ScopeId("gone"), ScopeId("gone", "member-a")], ledger().snapshots()) == ()

@@ -9,7 +9,6 @@ import pytest
 from routing import wording
 from routing.activation import StepName
 from routing.console.history import sparkline
-from routing.console.places import line_of, read_places
 from routing.probes import FAULT_NAMES, is_readiness_reason
 from routing.records import REASONS
 
@@ -115,77 +114,3 @@ def test_without_a_ceiling_the_peak_is_the_full_height() -> None:
 
     assert drawn is not None
     assert drawn.lines == ("177.0,1.0 180.0,1.0",)
-
-
-TEXT = """\
-# a comment = "no key"
-[router]
-connect_timeout = 2.0
-note = \"\"\"
-[[not.a.heading]]
-also_no_key = 1
-\"\"\"
-[router.model_routes]
-"llm.primary" = "a"
-'single.quoted' = "a"
-
-[[router.tiers]]
-id = "a"   # [[router.tiers]]
-wires = [
-  "chat",
-  # closing ] in a comment
-]
-params.capacity.image_limit = 4
-replicas = [
-  { id = "member-a", base_url = "http://127.0.0.1/v1" },
-  { id = "member-b" },
-]
-
-[[router.tiers]]
-id = "b"
-[router.tiers.replica_identity]
-model_revision = "x"
-[[router.tiers.replicas]]
-id = "member-c"
-[[router.tiers.replicas]]
-id = "member-d"
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "line"),
-    [
-        ("router.connect_timeout", 3),
-        ("router.note", 4),
-        ('router.model_routes."llm.primary"', 9),
-        ('router.model_routes."single.quoted"', 10),
-        ("router.tiers[0].id", 13),
-        ("router.tiers[0].params.capacity.image_limit", 18),
-        ("router.tiers[0].replicas[0].base_url", 20),
-        ("router.tiers[0].replicas[1].id", 21),
-        ("router.tiers[1].id", 25),
-        ("router.tiers[1].replica_identity.model_revision", 27),
-        ("router.tiers[1].replica_identity.engine_version", 26),
-        ("router.tiers[1].replicas[1].id", 31),
-        ("router.tiers[1].replicas", 28),
-        ("router.tiers[1].model", 24),
-        ("router.tiers", 12),
-        ("server.auth_env", None),
-        ("not.a.heading", None),
-        ("router.also_no_key", 2),
-    ],
-)
-def test_a_path_is_found_in_the_text(path: str, line: int | None) -> None:
-    assert line_of(read_places(TEXT), path, "is wrong") == line
-
-
-def test_a_fault_of_the_syntax_says_its_line_itself() -> None:
-    assert line_of({}, "document", "is not valid TOML: Invalid value (at line 12, column 3)") == 12
-    assert line_of({}, "document", "is not UTF-8") is None
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[", "[[", '"', "'''", "= 1", "a = [[[[", "[a.'b]", "\x00\n[x]", "]]]\na = 1"]
-)
-def test_what_is_not_toml_is_no_error(text: str) -> None:
-    read_places(text)

@@ -4,8 +4,8 @@ gthread hands a thread to whoever has sent one byte, so half-sent heads and idle
 them. Here one poller reads every connection until its request is complete, head and body, against deadlines
 and a byte budget, and only then gives it a thread: one of the data plane's, or one of the few that serve
 people and management and stay free while every place of the data plane is taken. Health answers come from
-the poller itself. Streamed answers leave their thread for the relay loop and come back when they are over,
-and so does what a caller is slow to read of any other answer.
+the poller itself. Once a request has been sent upstream, its connection leaves the thread for the relay loop
+and comes back when the exchange is over; so does what a caller is slow to read of any other answer.
 
 What it leans on in gunicorn, and tests hold: ``ThreadWorker``'s constructor, ``PollableMethodQueue``,
 ``TConn`` with a parser whose unreader can be filled, ``handle_request``, and ``handle_exit`` as SIGTERM's

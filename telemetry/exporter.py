@@ -146,7 +146,7 @@ READY: Final = Series("anvil_ready", "gauge", "1 when /readyz says so.")
 DRAINING: Final = Series("anvil_draining", "gauge", "1 while the process is leaving.")
 PLACES: Final = Series("anvil_front_door_places", "gauge", "Places of the data plane that are taken.")
 PLACES_LIMIT: Final = Series("anvil_front_door_places_limit", "gauge", "Places of the data plane.")
-STREAMS: Final = Series("anvil_relay_streams", "gauge", "Streams that the relay loop is driving.")
+STREAMS: Final = Series("anvil_relay_streams", "gauge", "Exchanges that the relay loop is driving.")
 BUFFERED: Final = Series(
     "anvil_relay_buffered_bytes", "gauge", "Bytes that wait in the relay loop for slow callers."
 )

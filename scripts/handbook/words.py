@@ -159,7 +159,11 @@ ENVIRONMENT: Final[dict[str, tuple[str, str]]] = {
     "ANVIL_AUTH": ("on", "`off` lets everybody in; only on a loopback address, and only from the start."),
     "ANVIL_MAX_CONCURRENCY": ("512", "Requests in the data plane at once, 1 to 16,384; more get 503."),
     "ANVIL_MAX_BODY_BYTES": ("33554432", "The largest request body, 1 KiB to 1 GiB."),
-    "ANVIL_BODY_BUDGET": ("536870912", "Bytes that all request bodies together may take, 1 KiB to 1 TiB."),
+    "ANVIL_BODY_BUDGET": (
+        "536870912",
+        "Bytes that all request bodies together may take, 1 KiB to 1 TiB. When they are taken, a body that has "
+        "been incomplete for over 2 s makes room, the oldest first; else 503.",
+    ),
     "ANVIL_BODY_SILENCE": (
         "30",
         "Seconds for which a request body may be silent, 0.1 to 3,600; then its caller gets 408.",

@@ -3,8 +3,8 @@
     python benchmarks/request_parts.py [--rounds N]
 
 Prints medians over N calls (default 10,000), in microseconds: parsing a chat request, for a short body and
-for one of 32 KiB; the gates; rewriting the body for its upstream; and the pressure snapshot of a capacity tier
-of 2 and of 16 members, all fresh. The choice of a member and its record have programs of their own,
+for one of 32 KiB; the gates; rewriting the body for its upstream; and the pressure snapshot of a capacity
+tier of 2 and of 16 members, all fresh. The choice of a member and its record have programs of their own,
 ``acquire_member.py`` and ``evidence.py``.
 """
 

@@ -161,8 +161,8 @@ ENVIRONMENT: Final[dict[str, tuple[str, str]]] = {
     "ANVIL_MAX_BODY_BYTES": ("33554432", "The largest request body, 1 KiB to 1 GiB."),
     "ANVIL_BODY_BUDGET": (
         "536870912",
-        "Bytes that all request bodies together may take, 1 KiB to 1 TiB. When they are taken, a body that has "
-        "been incomplete for over 2 s makes room, the oldest first; else 503.",
+        "Bytes that all request bodies together may take, 1 KiB to 1 TiB. When they are taken, a body that "
+        "has been incomplete for over 2 s makes room, the oldest first; else 503.",
     ),
     "ANVIL_BODY_SILENCE": (
         "30",

@@ -25,6 +25,9 @@ logger = logging.getLogger("anvil.troubles")
 
 _Scope = tuple[str, str | None]
 
+_TURNED_AWAY: Final = ("", Refused.SERVER_BUSY.value)
+"""The refusal that tells of a full front door: its tier, not known yet, and its reason."""
+
 
 class Troubles:
     """Compares what is so now with what was so a second ago. Not thread-safe: one thread calls it."""
@@ -81,9 +84,6 @@ class Troubles:
         elif self._last_at is not None and now - self._last_at >= QUIET_SECONDS:
             self._last_at = None
             logger.info("there is room again: %d requests were turned away", self._turned_away - self._since)
-
-
-_TURNED_AWAY: Final = ("", Refused.SERVER_BUSY.value)
 
 
 def _probed(router: Router) -> list[tuple[_Scope, AvailabilityResult]]:

@@ -5,7 +5,7 @@ Keys that a shape does not list are dropped.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias, cast
 
 from admission import identifiers
@@ -48,17 +48,15 @@ def one_of(*words: str) -> Shape:
     return lambda value: value if isinstance(value, str) and value in words else None
 
 
-def record(keys: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
-    """An object with exactly ``keys``, and those of ``optional`` that it has."""
+def record(keys: Mapping[str, Shape], optional: Collection[str] = ()) -> Shape:
+    """An object with exactly ``keys``, in their order; those that are ``optional`` only where it has them."""
 
     def shape(value: Json) -> Json:
         if not isinstance(value, Mapping):
             return None
-        found = {key: inner(value.get(key)) for key, inner in keys.items()}
-        for key, inner in (optional or {}).items():
-            if key in value:
-                found[key] = inner(value[key])
-        return found
+        return {
+            key: inner(value.get(key)) for key, inner in keys.items() if key in value or key not in optional
+        }
 
     return shape
 
@@ -98,22 +96,29 @@ _ADMISSION: Final[Mapping[str, Shape]] = {
 }
 MEMBER_ROW: Final = record({"member_id": identifier, **_ADMISSION, **_READINESS})
 TIER_ROW: Final = record(
-    {"tier_id": identifier, **_ADMISSION, **_READINESS}, optional={"members": rows(MEMBER_ROW)}
+    {"tier_id": identifier, **_ADMISSION, **_READINESS, "members": rows(MEMBER_ROW)}, optional={"members"}
 )
 STATUS: Final = record({"tiers": rows(TIER_ROW)})
 
 _SNAPSHOT: Final = record(
-    {**_ADMISSION},
-    optional={
+    {
         "tier_id": identifier,
         "member_id": identifier,
+        **_ADMISSION,
         "member_active_requests": counts,
         "members": rows(record({"member_id": identifier, **_ADMISSION})),
     },
+    optional={"tier_id", "member_id", "member_active_requests", "members"},
 )
 _SCOPE_ROW: Final = record(
-    {**_ADMISSION, **_READINESS},
-    optional={"tier_id": identifier, "member_id": identifier, "members": rows(MEMBER_ROW)},
+    {
+        "tier_id": identifier,
+        "member_id": identifier,
+        **_ADMISSION,
+        **_READINESS,
+        "members": rows(MEMBER_ROW),
+    },
+    optional={"tier_id", "member_id", "members"},
 )
 
 
@@ -134,11 +139,13 @@ def transition(action: str) -> Shape:
     return record(
         {
             "applied": boolean,
+            "dry_run": boolean,
             "action": one_of(action),
             "tier_id": identifier,
             "member_id": identifier,
+            "result": RESULTS[action],
         },
-        optional={"dry_run": boolean, "result": RESULTS[action]},
+        optional={"dry_run", "result"},
     )
 
 

@@ -1,5 +1,6 @@
 """``anvil router transition-status|quiesce|drain|readmit`` against a scripted router on loopback."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,6 +109,22 @@ class TestStatus:
         }
         assert "10.0.0.7" not in result.text
         assert TOKEN not in result.text
+
+    def test_keys_are_in_the_order_of_the_router(self, anvil: Anvil, router: FakeRouter) -> None:
+        member = {"member_id": "member-a", **ADMISSION}
+        tier = {"tier_id": "primary", **ADMISSION, "member_active_requests": {}, "members": [member]}
+        for action, result in (
+            ("quiesce", TIER),
+            ("quiesce", MEMBER),
+            ("drain", {"drained": True, "timed_out": False, "snapshot": tier}),
+            ("drain", {"drained": True, "timed_out": False, "snapshot": member}),
+        ):
+            router.answer("POST", PATH, 200, applied(action, result))
+            shown = anvil("router", action, "--tier", "primary", "--confirm", "--json")
+            assert json.dumps(shown.envelope["data"]) == json.dumps(applied(action, result))
+        router.answer("POST", PATH, 200, preview("drain"))
+        shown = anvil("router", "drain", "--tier", "primary", "--json")
+        assert json.dumps(shown.envelope["data"]) == json.dumps(preview("drain"))
 
     @pytest.mark.parametrize("body", [{}, {"tiers": None}, {"tiers": {}}, {"tiers": [TIER] * 4097}])
     def test_an_answer_without_tiers_is_malformed(

@@ -15,11 +15,11 @@ from rest_framework.permissions import BasePermission
 from rest_framework.renderers import TemplateHTMLRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 import routing.openapi
 import telemetry.openapi
 from routing.access import Principal, Scope
+from routing.api import ManagementView
 from routing.authentication import BearerAuthentication
 
 
@@ -35,7 +35,7 @@ class MayObserve(BasePermission):
         return bool(user.is_active and user.is_staff)
 
 
-class _View(APIView):
+class _View(ManagementView):
     authentication_classes = (BearerAuthentication, SessionAuthentication)
     permission_classes = (MayObserve,)
     schema = None

@@ -201,6 +201,8 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["routing.authentication.HasScope"],
     "EXCEPTION_HANDLER": "routing.api.exception_handler",
     "UNAUTHENTICATED_USER": None,
+    # "format" is a query parameter as unknown as any other; who wants YAML of the schema accepts it.
+    "URL_FORMAT_OVERRIDE": None,
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
@@ -93,6 +93,8 @@ class ManagementView(APIView):
     action = "change"
     """What refusals are counted under that no verb of a service has counted."""
     parser_classes: Sequence[type[BaseParser]] = (StrictJSONParser,)
+    http_method_names = ("get", "post", "put", "patch", "delete", "head")
+    """Not OPTIONS, to which the framework has an answer of its own: what a path takes is in ``Allow``."""
     _place: threading.BoundedSemaphore | None = None
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -407,6 +409,8 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
 
 
 @csrf_exempt
-def not_found(request: HttpRequest, exception: Exception | None = None) -> JsonResponse:
+def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     """404 below ``/v1/``, as JSON, whatever the method: nothing here changes anything."""
-    return JsonResponse(msgspec.json.decode(error_body(404, *_TEXTS[404])), status=404)
+    answer = HttpResponse(error_body(404, *_TEXTS[404]), status=404, content_type="application/json")
+    answer["Cache-Control"] = "no-store"
+    return answer

@@ -196,7 +196,8 @@ class DataPlane:
         self, environ: "WSGIEnvironment", start_response: "StartResponse", body: Mapping[str, str]
     ) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return _send_json(start_response, 405, body, (("Allow", "GET, HEAD"),))
+            answer = reply(_REST_DIALECT, METHOD_NOT_ALLOWED, NO_STORE, ("Allow", "GET, HEAD"))
+            return _send(start_response, answer)
         status = 503 if body["status"] == "not_ready" else 200
         return _send_json(start_response, status, body, (NO_STORE,))
 
@@ -423,8 +424,10 @@ def _status(code: int) -> str:
     return f"{code} {status_phrase(code)}"
 
 
-def _send(start_response: "StartResponse", answer: Reply, request_id: str) -> list[bytes]:
-    headers = [*answer.headers, ("Content-Length", str(len(answer.body))), ("X-Request-Id", request_id)]
+def _send(start_response: "StartResponse", answer: Reply, request_id: str | None = None) -> list[bytes]:
+    headers = [*answer.headers, ("Content-Length", str(len(answer.body)))]
+    if request_id is not None:
+        headers.append(("X-Request-Id", request_id))
     start_response(_status(answer.status), headers)
     return [answer.body]
 

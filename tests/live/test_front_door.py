@@ -81,6 +81,17 @@ def test_the_model_list_takes_no_parameter_and_is_never_stored(router: Router) -
     assert refused.headers["cache-control"] == missing.headers["cache-control"] == "no-store"
 
 
+@pytest.mark.requirement("contract 2")
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+@pytest.mark.parametrize("method", ["POST", "OPTIONS"])
+def test_health_takes_no_other_method(router: Router, method: str, path: str) -> None:
+    """The refusal once said ``{"status": "ok"}``."""
+    answer = router.request(method, path)
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
 @pytest.mark.requirement("house 4")
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_closes_its_side_after_a_whole_request_is_gone_and_gets_nothing(

@@ -90,6 +90,23 @@ def test_pages_about_the_api_ask_who_is_there(control: Control) -> None:
     assert control.request("GET", "/api/schema/").status == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/schema/", 200),
+        ("/api/schema/?format=yaml", 400),
+        ("/v1/stats?format=xml", 400),
+        ("/v1/nope", 404),
+    ],
+)
+def test_no_answer_to_a_program_is_stored_and_no_parameter_is_unknown(
+    control: Control, path: str, status: int
+) -> None:
+    """The framework's own ``format`` once chose a renderer, or answered that there is nothing at the path."""
+    answer = control.request("GET", path)
+    assert (answer.status, answer.headers["cache-control"]) == (status, "no-store")
+
+
 def mutations(resolver: URLResolver | None = None, prefix: str = "/") -> list[tuple[str, Any]]:
     """Path and view of everything below the site."""
     found = []

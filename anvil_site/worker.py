@@ -72,6 +72,12 @@ BODY_TURN: Final = 2.0
 that one. 32 MiB are through in this time on a gigabit line."""
 
 WRITE_SILENCE: Final = 30.0
+"""Seconds that a thread waits for its caller: for one that takes nothing, and in all for one whose
+answer there is no room to keep."""
+
+ROOM_LOOK: Final = 0.5
+"""Seconds after which a thread that waits for such a caller looks again whether there is room by now."""
+
 LINGER_SECONDS: Final = 2.0
 """How long the rest of a refused request is read away, so that the refusal is not lost to a reset."""
 
@@ -688,27 +694,40 @@ class AnvilWorker(ThreadWorker):
         answer: Iterable[bytes],
     ) -> None:
         keep = not connection.close_after
-        data = render_head(status, tuple(headers), chunked=False, keep_alive=keep)
-        if head.method != "HEAD":
-            data += b"".join(answer)
+        start = render_head(status, tuple(headers), chunked=False, keep_alive=keep)
+        # Of one part there is no copy made, and hundreds of large answers may be on their way.
+        body = b"".join(answer) if head.method != "HEAD" else b""
         try:
-            sent = connection.sock.send(data, _DONT_WAIT)
+            sent = connection.sock.sendmsg((start, body), (), _DONT_WAIT)
         except (BlockingIOError, InterruptedError):
             sent = 0
-        self._deliver(connection, data[sent:], keep)
+        if sent < len(start):
+            self._deliver(connection, memoryview(start[sent:] + body), keep)
+        else:
+            self._deliver(connection, memoryview(body)[sent - len(start) :], keep)
 
-    def _deliver(self, connection: Connection, rest: bytes, keep: bool) -> None:
+    def _deliver(self, connection: Connection, rest: memoryview, keep: bool) -> None:
         """End a request but for the ``rest`` of its answer, which no thread waits for its caller to take.
 
-        Only where the budget has no room to keep it does the thread wait after all.
+        Only where the budget has no room to keep it does the thread wait after all, `WRITE_SILENCE` at most:
+        callers that are slow on purpose would have all threads by that. Raises OSError when it is over.
         """
-        if not rest:
-            self._done(connection, keep)
-        elif len(rest) <= FREE_REST or self._charge(connection, len(rest)):
-            self.loop.deliver(connection.sock, rest, keep_alive=keep, on_done=partial(self._done, connection))
-        else:
-            connection.sock.sendall(rest)
-            self._done(connection, keep)
+        deadline = time.monotonic() + WRITE_SILENCE
+        while rest:
+            if len(rest) <= FREE_REST or self._charge(connection, len(rest)):
+                done = partial(self._done, connection)
+                self.loop.deliver(connection.sock, bytes(rest), keep_alive=keep, on_done=done)
+                return
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            poller = select.poll()
+            poller.register(connection.sock, select.POLLOUT)
+            if poller.poll(ROOM_LOOK * 1000):
+                try:
+                    rest = rest[connection.sock.send(rest, _DONT_WAIT) :]
+                except (BlockingIOError, InterruptedError):
+                    continue
+        self._done(connection, keep)
 
     def _detach(self, connection: Connection, head: RequestHead, answer: Detached) -> None:
         try:
@@ -750,7 +769,7 @@ class AnvilWorker(ThreadWorker):
             self._refuse_data(connection, head, INTERNAL)
             return
         try:
-            self._deliver(connection, bytes(outlet.unsent), keep)
+            self._deliver(connection, memoryview(outlet.unsent), keep)
         except OSError:
             self._close(connection)
 

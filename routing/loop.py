@@ -124,7 +124,7 @@ class Flow:
         self.head_sent = False
         self.on_done = on_done
         self.on_large = on_large
-        self.unsent: deque[bytes] = deque([rest] if rest else [])
+        self.unsent: deque[bytes | memoryview] = deque([rest] if rest else [])
         self.backlog = len(rest)
         self.paused = False
         self.stuck_since = 0.0
@@ -411,7 +411,8 @@ class RelayLoop:
             if sent:
                 flow.stuck_since = 0.0
             if sent < len(data):
-                flow.unsent[0] = data[sent:]
+                # A view: copying the rest of a large answer at each step would hold up every stream.
+                flow.unsent[0] = memoryview(data)[sent:]
                 break
             flow.unsent.popleft()
         if flow.unsent:

@@ -17,7 +17,15 @@ from gunicorn.config import Config
 from anvil_site import worker as module
 from anvil_site.executor import Executor
 from anvil_site.incoming import BODY_MIN_RATE, BODY_SILENCE
-from anvil_site.worker import BODY_TURN, HEAD_SECONDS, LINGER_SECONDS, AnvilWorker, Budget, Connection
+from anvil_site.worker import (
+    BODY_TURN,
+    HEAD_SECONDS,
+    LINGER_SECONDS,
+    WRITE_SILENCE,
+    AnvilWorker,
+    Budget,
+    Connection,
+)
 from routing.dialects.base import Failure
 from routing.gateway import Reply
 from routing.views import CAN_DETACH, SERVER_BUSY, Unanswered
@@ -68,6 +76,20 @@ class Plane:
         self.threads.append(threading.current_thread().name)
         start_response("200 OK", [("Content-Length", str(len(self.body)))])
         return [self.body]
+
+
+class TellingBudget(Budget):
+    """A budget that tells when it has no room."""
+
+    def __init__(self, limit: int, refused: threading.Event) -> None:
+        super().__init__(limit)
+        self._refused = refused
+
+    def take(self, size: int) -> bool:
+        taken = super().take(size)
+        if not taken:
+            self._refused.set()
+        return taken
 
 
 class Driven(AnvilWorker):
@@ -384,6 +406,48 @@ def test_an_answer_that_is_read_slowly_holds_no_thread_and_arrives_whole(
         if head_size is None and b"\r\n\r\n" in received:
             head_size = received.index(b"\r\n\r\n") + 4
     assert received[head_size:] == worker.plane.body
+    worker.turn_until(lambda: only(worker).state == "idle")
+    assert worker._bodies.held == 0
+
+
+@pytest.mark.requirement("house-2")
+def test_an_answer_that_there_is_no_room_to_keep_holds_its_thread_for_a_bounded_time(
+    worker: Driven, connect: Callable[[], socket.socket], clock: Clock
+) -> None:
+    """A caller that takes a few bytes now and then once held its thread for hours."""
+    worker.plane.body = os.urandom(8 << 20)
+    waiting = threading.Event()
+    worker._bodies = TellingBudget(0, waiting)
+    sock = connect()
+    send(worker, sock, request())
+    assert waiting.wait(PATIENCE)
+    assert worker.data.reading().busy == 1
+
+    clock.ahead = WRITE_SILENCE + 1
+    worker.turn_until(lambda: not worker._connections)
+    worker.turn_until(lambda: worker.data.reading().busy == 0)
+    assert worker.loop.stats().flows == 0
+
+
+@pytest.mark.requirement("house-2")
+def test_an_answer_that_waits_for_room_leaves_its_thread_when_there_is_some(
+    worker: Driven, connect: Callable[[], socket.socket]
+) -> None:
+    worker.plane.body = os.urandom(8 << 20)
+    waiting = threading.Event()
+    worker._bodies = TellingBudget(0, waiting)
+    sock = connect()
+    send(worker, sock, request())
+    assert waiting.wait(PATIENCE)
+    worker._bodies.limit = 64 << 20
+    worker.turn_until(lambda: worker.data.reading().busy == 0)
+
+    assert worker.loop.stats().flows == 1
+    assert worker._bodies.held > 0
+    received = bytearray()
+    while len(received.partition(b"\r\n\r\n")[2]) < len(worker.plane.body):
+        received += sock.recv(1 << 20)
+    assert received.endswith(worker.plane.body)
     worker.turn_until(lambda: only(worker).state == "idle")
     assert worker._bodies.held == 0
 

@@ -5,6 +5,7 @@ import os
 import select
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -280,6 +281,30 @@ def test_the_rest_of_an_answer_is_delivered_without_a_dispatch(loop: ManualLoop)
         assert received == rest
         assert kept == [True]
         assert loop.stats().flows == 0
+
+
+def test_what_is_left_of_an_answer_is_not_copied_each_time_its_caller_takes_some(loop: ManualLoop) -> None:
+    """A large rest once was, in the thread of the loop: a few of them held every stream up."""
+    caller, served = tcp_pair(receive_buffer=4096)
+    rest = os.urandom(8 << 20)
+    with caller, served:
+        loop.deliver(served, rest, keep_alive=True, on_done=lambda keep: None)
+        loop.turn(0)
+        tracemalloc.start()
+        try:
+            received, before = bytearray(), loop.stats().buffered_bytes
+            while loop.stats().buffered_bytes == before:
+                received += caller.recv(65_536)
+                loop.turn(0)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+        assert peak < len(received) * 2 + (1 << 20)
+        while len(received) < len(rest):
+            received += caller.recv(1 << 20)
+            loop.turn(0)
+        assert received == rest
 
 
 # Back-pressure

@@ -18,7 +18,7 @@ ONE_LEDGER = "the admission ledger lives in one process"
         ({"GUNICORN_CMD_ARGS": "--workers 3"}, f"workers must be 1: {ONE_LEDGER}"),
         ({"GUNICORN_CMD_ARGS": "--preload"}, f"preload_app must be off: {ONE_LEDGER}"),
         ({"GUNICORN_CMD_ARGS": "--max-requests 100"}, "max_requests must be 0: a recycled worker would cut"),
-        ({"GUNICORN_CMD_ARGS": "--certfile /tmp/cert.pem"}, "TLS is the reverse proxy's"),
+        ({"GUNICORN_CMD_ARGS": "--certfile cert.pem"}, "TLS is the reverse proxy's"),
         ({"GUNICORN_CMD_ARGS": "--reload"}, "reload must be off"),
         ({"GUNICORN_CMD_ARGS": "--reuse-port"}, "reuse_port must be off"),
         (

@@ -251,8 +251,8 @@ def test_streams_of_other_tiers_do_not_notice(fleet: Fleet, connect: Connect) ->
     fleet.places["llm-a"].fault("wrong_model")
     failed = command(router, *move, "llm-a", "--drain-timeout", "20", "--confirm")
     assert (failed.code, failed.out) == (1, "")
-    assert "  verify identity_mismatch" in failed.err.splitlines()
-    assert failed.err.splitlines()[-1] == "solo to llm-a: rolled_back"
+    assert "  Verify: it serves another model than the expected one" in failed.err.splitlines()
+    assert failed.err.splitlines()[-1] == "solo to llm-a: rolled back"
     assert fleet.place == "llm-b"
     refused = command(router, "--tier", "chat", "--resource", "llm-a", "--confirm", "--json")
     assert refused.code == 1

@@ -17,6 +17,7 @@ from django.core.management import call_command
 from django.db import close_old_connections
 
 from admission import intents
+from admission.intent_document import IntentError
 from anvil_site.boot import StartRefused
 from anvil_site.ownership import LedgerLock
 from routing import audit, keys, publishing, transitions
@@ -147,7 +148,7 @@ class Runtime:
         try:
             # Without a configuration, too: who repairs a row wants to know of it before anything opens.
             intents.load()
-        except intents.IntentError as error:
+        except IntentError as error:
             raise StartRefused(f"the stored intents are not valid: {error}") from None
         row = publishing.active_row()
         if row is None:

@@ -28,7 +28,7 @@ from django.db import Error as DatabaseError
 from django.db import connections, transaction
 
 from admission.core import AdmissionSnapshot, ScopeConflictError, UnknownScopeError
-from admission.intents import IntentError
+from admission.intent_document import IntentError
 from routing import audit, publishing, transitions
 from routing.activation_plan import ActivationPlan, is_closed, is_quiesced, plan_activation, undrained
 from routing.audit import Through

@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 from rest_framework.views import exception_handler as drf_exception_handler
 
 from admission import strict_json
-from admission.intents import MAX_DOCUMENT_BYTES
+from admission.intent_document import MAX_DOCUMENT_BYTES
 from routing import audit, keys, orders, transitions
 from routing.access import Principal, Scope
 from routing.audit import Through

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import django.db
 from django.db import transaction
 
-from admission import intents
+from admission import intent_document, intents
 from admission.core import (
     AdmissionSnapshot,
     DrainResult,
@@ -284,7 +284,7 @@ def install(
 def export_intent(router: "Router") -> bytes:
     """The legacy document of what is quiesced in memory, from one reading of the ledger."""
     active_config(router)
-    return intents.serialise_document(router.ledger.snapshots())
+    return intent_document.serialise_document(router.ledger.snapshots())
 
 
 def import_intent(router: "Router", document: bytes, *, actor: str, through: Through) -> dict[str, object]:
@@ -295,8 +295,8 @@ def import_intent(router: "Router", document: bytes, *, actor: str, through: Thr
     """
     with _telling("import_intent", actor, through):
         try:
-            wanted = intents.parse_document(document).intents
-        except intents.IntentError as error:
+            wanted = intent_document.parse_document(document).intents
+        except intent_document.IntentError as error:
             raise TransitionError(error.code) from None
         configured = {
             (tier.id, member_id)

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Mapping
 
-from routing.documents import MAX_DOCUMENT_BYTES, read_bounded
+from admission.intent_document import IntentError, parse_document
+from routing.documents import read_bounded
 
 from .changes import preview_line
 from .client import call
@@ -23,13 +24,14 @@ def export(arguments: Arguments) -> Outcome:
 
 
 def load(arguments: Arguments) -> Outcome:
-    """Send the exact bytes: the router's parser refuses repeated keys, which writing anew would hide."""
+    """Send the exact bytes of a document that is of the closed form; a preview says so of one that is not."""
     try:
         document = read_bounded(arguments.required_path("file"))
+        parse_document(document)
     except OSError:
         return refused("document_unreadable")
-    if len(document) > MAX_DOCUMENT_BYTES:
-        return refused("document_unreadable")
+    except IntentError as error:
+        return refused(error.code)
     if not arguments.flag("confirm"):
         return Outcome(
             data={"applied": False, "dry_run": True, "action": "import"},

@@ -52,7 +52,7 @@ MESSAGES: Final[Mapping[str, str]] = {
     # Here the file may not even be there.
     "router_config_invalid": "the router configuration can't be read or breaks a rule",
     "topology_invalid": "the topology or its overlay can't be read or breaks a rule",
-    "document_unreadable": "the document can't be read, is larger than 1 MiB or is not a JSON object",
+    "document_unreadable": "the document can't be read",
     # Between here and the router.
     "router_unreachable": "no router answers at ANVIL_URL",
     "answer_lost": "the router's answer did not arrive; what it was asked may still happen",
@@ -78,6 +78,7 @@ MESSAGES: Final[Mapping[str, str]] = {
     "ledger_owned": "another process owns the data directory",
     "already_initialised": "the data directory is in use already; nothing was changed",
     "admin_missing": "the first user has no name or no password",
+    "admin_mismatch": "the two passwords are not the same; nothing was set up",
     "admin_refused": "the first user's name or password does not do: 8 characters or more, not a common one",
     "offline_failed": "the data directory could not be changed; ANVIL_TRACEBACK=1 shows why",
     "init_failed": "the data directory could not be set up and is as before; ANVIL_TRACEBACK=1 shows why",

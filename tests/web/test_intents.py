@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.core import MemberScope, TierAdmission, TierScope
-from admission.intents import IntentDocument, IntentError, parse_document, serialise_document
+from admission.intent_document import IntentDocument, IntentError, parse_document, serialise_document
 from tests.web.control_support import INTENT, Control, audit_rows, failing_database, intent_rows
 
 pytestmark = pytest.mark.requirement("contract 3 intent", "C-T010")

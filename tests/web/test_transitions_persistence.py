@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from django.db import OperationalError
 
-from admission.intents import IntentError
+from admission.intent_document import IntentError
 from admission.models import AdmissionIntent
 from anvil_site.runtime import Runtime, StartRefused, make_pressure
 from routing import publishing, transitions

@@ -261,7 +261,10 @@ class TestKeys:
 
 @pytest.mark.requirement("contract 5", "C-T010")
 class TestIntent:
-    DOCUMENT = b'{"primary": "maintenance", "members": {"pair": {"member-a": "kernel-upgrade"}}}'
+    DOCUMENT = (
+        b'{ "version": 1,\r\n "tiers": {"primary": {"state": "quiesced", "reason": "maintenance"}},'
+        b' "members": {"pair": {"member-a": "kernel-upgrade"}} }\n'
+    )
 
     def test_export_prints_the_document(self, anvil: Anvil, router: FakeRouter) -> None:
         router.answer("GET", "/v1/admin/intent", 200, self.DOCUMENT)
@@ -270,15 +273,13 @@ class TestIntent:
         assert json.loads(result.out) == json.loads(self.DOCUMENT)
 
     def test_import_sends_the_exact_bytes(self, anvil: Anvil, router: FakeRouter, tmp_path: Path) -> None:
-        """Also what a parser here would have hidden: the router's refuses a repeated key."""
-        exact = b'{ "primary": "a",\r\n "primary": "b" }\n'
         path = tmp_path / "intent.json"
-        path.write_bytes(exact)
+        path.write_bytes(self.DOCUMENT)
         router.answer("PUT", "/v1/admin/intent", 200, {})
         result = anvil("admission", "import", "--file", str(path), "--confirm", "--json")
         assert result.code == 0
         assert result.envelope["data"] == {"applied": True, "action": "import", "result": None}
-        assert router.asked[0].body == exact
+        assert router.asked[0].body == self.DOCUMENT
 
     def test_import_without_confirm_asks_nobody(
         self, anvil: Anvil, router: FakeRouter, tmp_path: Path
@@ -297,11 +298,40 @@ class TestIntent:
     ) -> None:
         large = tmp_path / "large.json"
         large.write_bytes(b" " * 1_048_577)
-        for path in (tmp_path / "missing.json", tmp_path, large):
+        for path, code in (
+            (tmp_path / "missing.json", "document_unreadable"),
+            (tmp_path, "document_unreadable"),
+            (large, "document_too_large"),
+        ):
             result = anvil("admission", "import", "--file", str(path), "--confirm", "--json")
             assert result.code == 2
-            assert result.envelope["errors"][0]["code"] == "document_unreadable"
+            assert result.envelope["errors"][0]["code"] == code
             assert str(path) not in result.text
+        assert router.asked == []
+
+    @pytest.mark.parametrize("confirm", [(), ("--confirm",)])
+    @pytest.mark.parametrize(
+        "document",
+        [
+            b"",
+            b"[]",
+            b'{"version": 1}',
+            b'{"version": 1, "tiers": {}, "tiers": {}}',
+            b'{"version": 1, "tiers": {}, "members": null}',
+            b'{"version": 1, "tiers": {}, "members": {"pair": {"member-a": {"state": "secret"}}}}',
+        ],
+    )
+    def test_a_document_of_another_form_is_refused_before_anybody_is_asked(
+        self, anvil: Anvil, router: FakeRouter, tmp_path: Path, document: bytes, confirm: tuple[str, ...]
+    ) -> None:
+        """A preview once promised to import it."""
+        path = tmp_path / "intent.json"
+        path.write_bytes(document)
+        result = anvil("admission", "import", "--file", str(path), *confirm, "--json")
+        assert result.code == 2
+        assert result.envelope["data"] is None
+        assert [fault["code"] for fault in result.envelope["errors"]] == ["document_malformed"]
+        assert "secret" not in result.text
         assert router.asked == []
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from admission import strict_json
-from admission.intents import IntentError, parse_document
+from admission.intent_document import IntentError, parse_document
 from anvil_site.incoming import BadRequest, ChunkedBody, cannot_become_head, parse_head
 from routing.config import ConfigError, RouterConfig, Tier, parse_config
 from routing.dialects import DIALECTS

@@ -271,6 +271,10 @@ class Exchange:
             failure = self._broken()
         return self._hand_out(self._break_off(failure))
 
+    def spoil(self) -> None:
+        """The upstream did not take the whole request: another one would be read as the rest of this."""
+        self._tainted = True
+
     def abort(self) -> None:
         """The caller is gone: over at once, nothing more to send."""
         if not self.over:
@@ -443,7 +447,7 @@ class Exchange:
         """Served. ``excess``: something other than blank lines came after the terminal event."""
         self._close_served()
         self._sink = Exchange._after_terminal
-        self._tainted = excess
+        self._tainted |= excess
 
     def _after_terminal(self, body: bytes) -> bytes:
         if body.strip(b"\r\n"):

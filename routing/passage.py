@@ -268,10 +268,10 @@ class Passage:
         except ConnectFailure:
             return _failed(dispatch, Fault.REFUSED)
         except SendFailure as error:
-            if error.kind == "timeout":
+            if error.kind == "timeout" and not dispatch.has_word:
                 return _failed(dispatch, Fault.TIMEOUT)
             # It may have answered before it stopped reading: whoever drives the dispatch will see.
-            dispatch.await_answer()
+            dispatch.await_early_answer()
         except BaseException:
             dispatch.close()
             raise

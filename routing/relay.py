@@ -109,8 +109,13 @@ class Dispatch:
         self.await_answer()
 
     def await_answer(self) -> None:
-        """The request is out, or as much of it as the upstream took: count its silence from now."""
+        """The request is out: count the upstream's silence from now."""
         self._deadline = time.monotonic() + self.first_byte_timeout
+
+    def await_early_answer(self) -> None:
+        """The upstream took only a part of the request: it may have answered, and is of no use after that."""
+        self.exchange.spoil()
+        self.restart_silence()
 
     def restart_silence(self) -> None:
         """Count the upstream's silence from now: it was not being read."""
@@ -136,6 +141,16 @@ class Dispatch:
         elif exchange.answering:
             self._deadline = time.monotonic() + self.relay_timeout
         return body
+
+    @property
+    def has_word(self) -> bool:
+        """Whether something has come from the upstream that was not read yet."""
+        connection = self.connection
+        if connection is None:
+            return False
+        poller = select.poll()
+        poller.register(connection, select.POLLIN)
+        return connection.pending or bool(poller.poll(0))
 
     @property
     def transport_reason(self) -> str:

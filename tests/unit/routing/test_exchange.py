@@ -721,3 +721,16 @@ def test_interim_answers_do_not_start_the_answer():
     exchange.receive(http(WHOLE)[:-1])
     assert exchange.answering
     assert exchange.receive(WHOLE[-1:]) == WHOLE_SEEN
+
+
+@pytest.mark.parametrize(("stream", "answer"), [(False, http(WHOLE)), (True, sse(STREAM))])
+def test_a_connection_that_did_not_take_the_whole_request_carries_no_other(
+    stream: bool, answer: bytes
+) -> None:
+    exchange = chat_exchange(stream=stream)
+    exchange.spoil()
+    exchange.receive(answer)
+
+    assert exchange.outcome is not None
+    assert exchange.outcome.reason == "served"
+    assert (exchange.complete, exchange.reusable, exchange.drainable) == (True, False, False)

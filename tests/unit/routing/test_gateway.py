@@ -499,6 +499,32 @@ def test_an_upstream_that_answers_before_it_has_read_everything_is_heard(place: 
     assert place.readiness.marked == []
 
 
+def test_an_upstream_that_answers_and_reads_no_further_is_heard_and_its_connection_not_used_again(
+    place: Place,
+) -> None:
+    """It says 413 and keeps the connection, in which half a request stands: what comes next would end that."""
+    padded = [{"role": "user", "content": "hi", "padding": "x" * (32 << 20)}]
+    peers: list[socket.socket] = []
+
+    def answer_early() -> None:
+        peer = place.upstream.accept()
+        peers.append(peer)
+        peer.recv(1024)
+        peer.sendall(http(b'{"error":{"message":"too much for me"}}', status=413))
+
+    thread = threading.Thread(target=answer_early)
+    thread.start()
+    dispatch = place.dispatched("llm.direct", messages=padded)
+    body = run(place, dispatch)
+    thread.join(PATIENCE)
+
+    assert dispatch.head is not None
+    assert dispatch.head.status == 413
+    assert b"too much for me" in body
+    assert is_closed_after_all(peers[0])
+    assert place.active() == 0
+
+
 def test_an_upstream_that_takes_nothing_is_a_504(place: Place) -> None:
     padded = [{"role": "user", "content": "hi", "padding": "x" * (32 << 20)}]
     reply = place.refused("llm.direct", messages=padded)

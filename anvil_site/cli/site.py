@@ -46,13 +46,14 @@ def manage(rest: list[str]) -> int:
 
 def init(arguments: Arguments) -> Outcome:
     """Set up an empty data directory; what is in use is not touched, what fails is taken away again."""
-    data_dir = Path(os.environ.get("ANVIL_DATA") or "var").resolve()
+    named = os.environ.get("ANVIL_DATA") or "var"
+    data_dir = Path(named).resolve()
     existed = data_dir.exists()
     if existed and (not data_dir.is_dir() or any(data_dir.iterdir())):
         return failed("already_initialised")
     admin = _admin()
-    if admin is None:
-        return failed("admin_missing")
+    if isinstance(admin, str):
+        return failed(admin)
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         data_dir.chmod(0o700)
@@ -67,29 +68,36 @@ def init(arguments: Arguments) -> Outcome:
     return Outcome(
         data={"initialised": True, "files": files},
         lines=(
-            f"The data directory is set up, with a first user, {', '.join(EXAMPLES)}. Next, in it:",
+            f"The data directory is set up, with a first user, {', '.join(EXAMPLES)}. Next:",
+            f"  cd {shlex.quote(named)}",
             "  set -a; . ./anvil.env; set +a   the environment of router and command, with a token",
             "  edit router.toml and topology.toml, then:",
             "  anvil router check --config router.toml --topology topology.toml",
             "  anvil router install-config --config router.toml --topology topology.toml --confirm",
-            "  anvil serve                     people log in at /admin/; anvil --help lists the rest",
+            "  anvil serve                     people log in at /fleet/; anvil --help lists the rest",
         ),
     )
 
 
-def _admin() -> tuple[str, str] | None:
-    """The first user's name and password, from the environment or from the person at the terminal."""
+def _admin() -> tuple[str, str] | str:
+    """The first user's name and password, from the environment or from the person at the terminal, or a code.
+
+    A typed password is asked for twice: nobody sees it, and a slip would shut its owner out.
+    """
     name, password = os.environ.get("ANVIL_ADMIN_USER"), os.environ.get("ANVIL_ADMIN_PASSWORD")
     if name and password:
         return name, password
     if not sys.stdin.isatty():
-        return None
+        return "admin_missing"
     if not name:
         # Not input(): it writes its prompt to stdout, where an envelope may be wanted.
         print("Name of the first user: ", end="", file=sys.stderr, flush=True)
         name = sys.stdin.readline().strip()
-    password = password or getpass.getpass("Password: ")
-    return (name, password) if name and password else None
+    if not password:
+        password = getpass.getpass("Password: ")
+        if password and getpass.getpass("Password again: ") != password:
+            return "admin_mismatch"
+    return (name, password) if name and password else "admin_missing"
 
 
 def _fill(data_dir: Path, name: str, password: str) -> str | None:

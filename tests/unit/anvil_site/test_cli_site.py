@@ -171,8 +171,12 @@ class TestInit:
         assert json.loads(result.stdout)["errors"][0]["code"] == "admin_missing"
         assert list(tmp_path.iterdir()) == []
 
-    def test_at_a_terminal_it_asks(self, tmp_path: Path) -> None:
-        """The prompts go to the terminal, so that stdout holds the envelope alone."""
+    @pytest.mark.parametrize("slip", ["", "x"])
+    def test_at_a_terminal_it_asks(self, tmp_path: Path, slip: str) -> None:
+        """The prompts go to the terminal, so that stdout holds the envelope alone.
+
+        The password is asked for twice, and a slip in it sets nothing up.
+        """
         ours, theirs = pty.openpty()
         try:
             with subprocess.Popen(
@@ -190,15 +194,21 @@ class TestInit:
                 while not prompt.endswith(b"Name of the first user: "):
                     prompt += process.stderr.read(1)
                 os.write(ours, b"ada\n")
-                while not prompt.endswith(b"Password: "):
-                    piece = process.stderr.read(1)
-                    assert piece, prompt
-                    prompt += piece
-                os.write(ours, ADMIN["ANVIL_ADMIN_PASSWORD"].encode() + b"\n")
+                for question, typed in ((b"Password: ", ""), (b"Password again: ", slip)):
+                    while not prompt.endswith(question):
+                        piece = process.stderr.read(1)
+                        assert piece, prompt
+                        prompt += piece
+                    os.write(ours, ADMIN["ANVIL_ADMIN_PASSWORD"].encode() + typed.encode() + b"\n")
                 out, _ = process.communicate(timeout=120)
         finally:
             os.close(ours)
             os.close(theirs)
+        if slip:
+            assert process.returncode == 1
+            assert [error["code"] for error in json.loads(out)["errors"]] == ["admin_mismatch"]
+            assert list(tmp_path.iterdir()) == []
+            return
         assert process.returncode == 0
         assert json.loads(out)["data"]["initialised"] is True
         assert superusers(tmp_path, tmp_path / "var") == ["ada"]

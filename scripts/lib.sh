@@ -18,19 +18,26 @@ find_python() {
     return 1
 }
 
-# set_up [EXTRA]: make the environment with the package and its EXTRA ("dev" for tests), unless it is there.
+# set_up [EXTRA]: make the environment with the package and its EXTRA, unless it or a larger one is there:
+# "dev" holds what "demo" does, and both hold the package itself.
 set_up() {
-    local extra="${1:-}" stamp want python
-    stamp="$root/.venv/.anvil${extra:+-$extra}"
+    local extra="${1:-}" stamps stamp want python
+    case "$extra" in
+        "") stamps=".anvil .anvil-demo .anvil-dev" ;;
+        demo) stamps=".anvil-demo .anvil-dev" ;;
+        *) stamps=".anvil-$extra" ;;
+    esac
     want="$(cksum "$root/pyproject.toml") $root"
-    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
-        return
-    fi
+    for stamp in $stamps; do
+        if [ -f "$root/.venv/$stamp" ] && [ "$(cat "$root/.venv/$stamp")" = "$want" ]; then
+            return
+        fi
+    done
     python="$(find_python)"
     echo "anvil: setting up $root/.venv (once)" >&2
     [ -x "$root/.venv/bin/python" ] || "$python" -m venv "$root/.venv"
     "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir \
         --editable "$root${extra:+[$extra]}" >&2
-    printf '%s' "$want" >"$stamp"
+    printf '%s' "$want" >"$root/.venv/.anvil${extra:+-$extra}"
 }
 

@@ -4,6 +4,9 @@ import json
 import os
 import re
 import shlex
+import shutil
+import sqlite3
+import stat
 import subprocess
 import sys
 import tomllib
@@ -600,3 +603,39 @@ def test_the_unit_lets_running_requests_end() -> None:
 def test_the_changes_name_the_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_commands_of_backup_and_restore_do_it(tmp_path: Path) -> None:
+    """A private copy of a database in use; restored, nothing of the newer database is left in it."""
+    section = page("operating.md").split("## Backup\n")[1]
+    backup, restore = re.findall(r"(?:^    .+\n)+", section, re.MULTILINE)
+    data, after_power_cut = tmp_path / "data", tmp_path / "after"
+    data.mkdir()
+
+    def run(commands: str, directory: Path) -> int:
+        environment = {**os.environ, "ANVIL_DATA": str(directory)}
+        return subprocess.run(
+            ["bash", "-euc", commands], cwd=tmp_path, env=environment, check=False, timeout=60
+        ).returncode
+
+    assert run(backup, data) != 0
+    assert list(data.iterdir()) == [], "no copy is made of a database that is not there"
+
+    router = sqlite3.connect(data / "anvil.sqlite3", isolation_level=None)
+    router.execute("PRAGMA journal_mode = WAL")
+    router.execute("CREATE TABLE shift (word TEXT)")
+    router.execute("INSERT INTO shift VALUES ('before')")
+    assert run(backup, data) == 0
+    assert stat.S_IMODE((data / "copy.sqlite3").stat().st_mode) == 0o600
+    router.execute("INSERT INTO shift VALUES ('after')")
+    # Copied while it is open, so with its log beside it, as a power cut leaves it.
+    shutil.copytree(data, after_power_cut)
+    router.close()
+    assert (after_power_cut / "anvil.sqlite3-wal").stat().st_size > 0
+
+    assert run(restore, after_power_cut) == 0
+    restored = sqlite3.connect(after_power_cut / "anvil.sqlite3")
+    assert restored.execute("SELECT word FROM shift").fetchall() == [("before",)]
+    assert restored.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    restored.close()
+    assert stat.S_IMODE((after_power_cut / "anvil.sqlite3").stat().st_mode) == 0o600

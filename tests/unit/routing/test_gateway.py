@@ -502,7 +502,7 @@ def test_an_upstream_that_answers_before_it_has_read_everything_is_heard(place: 
 def test_an_upstream_that_answers_and_reads_no_further_is_heard_and_its_connection_not_used_again(
     place: Place,
 ) -> None:
-    """It says 413 and keeps the connection, in which half a request stands: what comes next would end that."""
+    """It says 413 and keeps the connection, in which half a request stands: the next would end that one."""
     padded = [{"role": "user", "content": "hi", "padding": "x" * (32 << 20)}]
     peers: list[socket.socket] = []
 

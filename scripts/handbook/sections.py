@@ -5,13 +5,13 @@ A page says where: everything between ``<!-- made: NAME -->`` and ``<!-- end -->
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from anvil_site.cli.manifest import manifest
-from routing import activation_plan, config, snapshot, topology
+from routing import activation_plan, config, refusals, snapshot, topology
 from routing.documents import Invalid, Rule
 from scripts.handbook import words
 
@@ -133,9 +133,9 @@ def _topology_table(name: str) -> str:
     return _key_table(rules, words.TOPOLOGY[name], lambda key: "required" if key in required else "-")
 
 
-def _codes() -> str:
+def _code_table(texts: Iterable[tuple[str, str]]) -> str:
     lines = ["| Code | What it says |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{code}` | {snapshot.SnapshotError(code)} |" for code in snapshot.CODES)])
+    return "\n".join([*lines, *(f"| `{code}` | {text} |" for code, text in texts)])
 
 
 def _activation() -> str:
@@ -191,7 +191,8 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     **{f"config.{name}": partial(_config_table, name) for name in words.CONFIG},
     **{f"topology.{name}": partial(_topology_table, name) for name in words.TOPOLOGY},
     "config.params": _params,
-    "codes": _codes,
+    "codes": partial(_code_table, snapshot.CODE_TEXTS.items()),
+    "refusals": partial(_code_table, refusals.SENTENCES.items()),
     "activation": _activation,
     "environment": _environment,
     "commands": _commands,

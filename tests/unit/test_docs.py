@@ -368,6 +368,18 @@ def test_every_error_code_of_the_data_plane_is_documented_with_its_status() -> N
     assert gates.BYTES_PER_TOKEN == 8
 
 
+def test_every_error_code_of_a_body_and_of_the_control_plane_is_documented() -> None:
+    from routing.refusals import SENTENCES
+
+    sources = "".join(path.read_text() for path in (ROOT / "routing" / "dialects").glob("*.py"))
+    bodies = set(re.findall(r'bad_body\(\s*"(\w+)"', sources))
+    assert bodies == {"malformed_json", "malformed_form", "not_an_object"}
+    text = page("reference/endpoints.md")
+    errors_table, control = text.split("## Errors")[1].split("\n## ")[0], text.split("## Control")[1]
+    assert [code for code in bodies if f"`{code}`" not in errors_table] == []
+    assert [code for code in SENTENCES if f"| `{code}` |" not in control] == []
+
+
 def test_the_tools_for_assistants_are_the_catalog() -> None:
     assert re.findall(r"^\| `(\w+)` \|", page("mcp.md"), re.MULTILINE) == [tool["name"] for tool in TOOLS]
 

@@ -45,11 +45,16 @@ _LIMIT: Final = Option(name="limit", form=spec.LIMIT, help="at most so many of t
 LEAVES: Final[tuple[Leaf, ...]] = (
     Command(
         words=("init",),
-        summary="Set up an empty data directory: database, first user, example files.",
+        summary="Set up an empty data directory, ANVIL_DATA or else var: database, first user, example files.",
         reach="offline",
         run=site.init,
     ),
-    Command(words=("serve",), summary="Run the router under gunicorn.", reach="process", run=site.serve),
+    Command(
+        words=("serve",),
+        summary="Run the router under gunicorn, as the environment says.",
+        reach="process",
+        run=site.serve,
+    ),
     Passthrough(
         words=("manage",),
         summary="Django's management commands; what follows is theirs.",

@@ -45,7 +45,7 @@ _LIMIT: Final = Option(name="limit", form=spec.LIMIT, help="at most so many of t
 LEAVES: Final[tuple[Leaf, ...]] = (
     Command(
         words=("init",),
-        summary="Set up an empty data directory, ANVIL_DATA or else var: database, first user, example files.",
+        summary="Set up an empty data directory, ANVIL_DATA or else var: database, first user, examples.",
         reach="offline",
         run=site.init,
     ),

@@ -214,7 +214,7 @@ async def operate(
     assert decided["records"][0]["replica_member_id"] == "member-a"
     explained = data_of(await client.call_tool("router_explain", {"model": "live.chat"}))
     assert "127.0.0.1" not in json.dumps(explained)
-    assert codes_of(await client.call_tool("router_explain", {"model": "live.absent"})) == ["not_found"]
+    assert codes_of(await client.call_tool("router_explain", {"model": "live.absent"})) == ["model_not_found"]
 
 
 def test_a_member_is_taken_out_and_brought_back_over_stdio(

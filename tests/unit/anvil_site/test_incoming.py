@@ -266,6 +266,8 @@ def take(*parts: bytes) -> tuple[ChunkedBody, bytearray, bool]:
         assert not complete
         buffer += part
         complete = body.take(buffer)
+        while body.unfinished:
+            complete = body.take(buffer)
     return body, buffer, complete
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -408,6 +409,36 @@ def test_an_answer_that_is_read_slowly_holds_no_thread_and_arrives_whole(
     assert received[head_size:] == worker.plane.body
     worker.turn_until(lambda: only(worker).state == "idle")
     assert worker._bodies.held == 0
+
+
+@pytest.mark.requirement("house-2")
+def test_a_body_in_chunks_of_a_byte_takes_its_turn_with_the_others(
+    worker: Driven, connect: Callable[[], socket.socket]
+) -> None:
+    """Eight strangers who sent such bodies once held health answers up for seconds."""
+    sock = connect()
+    sock.sendall(request(b"", DATA, "Transfer-Encoding: chunked") + b"1\r\nx\r\n" * 5_000 + b"0\r\n\r\n")
+    steps = [0]
+    while not worker.plane.asked:
+        worker._turn(0.01)
+        chunks = only(worker).chunks
+        steps.append(len(chunks.body) if chunks is not None else 5_000)
+    assert max(after - before for before, after in pairwise(steps)) <= 1_000
+    assert worker.plane.asked == [(DATA, b"x" * 5_000)]
+    assert receive(worker, sock).endswith(b"ok")
+
+
+def test_a_body_that_waits_for_its_turn_takes_no_room_once_its_connection_is_closed(
+    worker: Driven, connect: Callable[[], socket.socket]
+) -> None:
+    sock = connect()
+    sock.sendall(request(b"", DATA, "Transfer-Encoding: chunked") + b"1\r\nx\r\n" * 5_000)
+    worker.turn_until(lambda: only(worker).charged)
+    worker._close(only(worker))
+    for _ in range(10):
+        worker._turn(0.01)
+    assert worker._bodies.held == 0
+    assert worker.plane.asked == []
 
 
 @pytest.mark.requirement("house-2")

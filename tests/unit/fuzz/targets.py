@@ -150,7 +150,10 @@ def _chunked(data: bytes, size: int) -> tuple[str, bytes]:
     try:
         for at in range(0, len(data), size):
             buffer += data[at : at + size]
-            if body.take(buffer):
+            complete = body.take(buffer)
+            while body.unfinished:
+                complete = body.take(buffer)
+            if complete:
                 return "complete", bytes(body.body)
     except BadRequest:
         return "refused", b""

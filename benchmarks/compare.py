@@ -141,12 +141,12 @@ def run(names: Sequence[str], rounds: int, todo: Sequence[Work]) -> tuple[Rows, 
     return rows, missing
 
 
-def table(rows: Rows, missing: Sequence[str], rounds: int) -> str:
+def table(title: str, command: str, rows: Rows, missing: Sequence[str], rounds: int) -> str:
     """The figures as Markdown."""
     lines = [
-        "# Anvil beside its peers",
+        f"# {title}",
         "",
-        f"Made by `python -m benchmarks.compare`: {rounds} interleaved rounds; engines, router and",
+        f"Made by `{command} --rounds {rounds}`, in interleaved rounds; engines, router and",
         "client on the same cores. Medians, with the least and the greatest of the rounds in brackets.",
         "Rate: answers or events a second. Times: milliseconds, of a whole answer (c=N) or to the first",
         "token (streams). CPU: the router's own, microseconds per answer or event. Ratios hold from",
@@ -206,10 +206,14 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown peers: {', '.join(unknown)}")
     rows, missing = run(names, options.rounds, works(quick=options.quick, minute=options.minute))
-    page = table(rows, missing, options.rounds)
+    title, command, name = (
+        ("Streams for a minute", "python -m benchmarks.compare --minute", "minute.md")
+        if options.minute
+        else ("Anvil beside its peers", "python -m benchmarks.compare", "compare.md")
+    )
+    page = table(title, command, rows, missing, options.rounds)
     print(page)
     if options.write:
-        name = "minute.md" if options.minute else "compare.md"
         target = Path(peers.ROOT) / "docs" / "benchmarks" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page)

@@ -136,7 +136,7 @@ def interval(results: Sequence[Result], share: float) -> tuple[float, float]:
     return drawn[int(RESAMPLES * 0.025)], drawn[int(RESAMPLES * 0.975)]
 
 
-def table(results: dict[str, list[Result]], missing: Sequence[str], seconds: float) -> str:
+def table(results: dict[str, list[Result]], missing: Sequence[str], seconds: float, together: int) -> str:
     """The figures as Markdown."""
     shown = {name: runs for name, runs in results.items() if runs}
     base = pooled(shown["haproxy leastconn"], 0.99) if "haproxy leastconn" in shown else float("nan")
@@ -144,7 +144,8 @@ def table(results: dict[str, list[Result]], missing: Sequence[str], seconds: flo
     lines = [
         "# Tail latency under bursts",
         "",
-        f"Made by `python -m benchmarks.tail`: {count} interleaved runs of {seconds:.0f} s, seeds from 1.",
+        f"Made by `python -m benchmarks.tail --together {together}`: {count} interleaved runs of {seconds:.0f} s,",
+        "seeds from 1.",
         "Four engines of 8 slots, the fourth half as fast, outside traffic on the third. Time to first token",
         "in milliseconds, pooled; in brackets the 95 % bootstrap interval of p99 over runs.",
         "",
@@ -187,7 +188,7 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown routers: {', '.join(unknown)}")
     results, missing = run(names, options.runs, options.seconds, options.together)
-    page = table(results, missing, options.seconds)
+    page = table(results, missing, options.seconds, options.together)
     print(page)
     if options.write:
         target = Path(peers.ROOT) / "docs" / "benchmarks" / "tail.md"

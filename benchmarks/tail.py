@@ -144,8 +144,8 @@ def table(results: dict[str, list[Result]], missing: Sequence[str], seconds: flo
     lines = [
         "# Tail latency under bursts",
         "",
-        f"Made by `python -m benchmarks.tail --together {together}`: {count} interleaved runs of {seconds:.0f} s,",
-        "seeds from 1.",
+        f"Made by `python -m benchmarks.tail --together {together}`: {count} interleaved runs",
+        f"of {seconds:.0f} s, seeds from 1.",
         "Four engines of 8 slots, the fourth half as fast, outside traffic on the third. Time to first token",
         "in milliseconds, pooled; in brackets the 95 % bootstrap interval of p99 over runs.",
         "",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _READINESS: Final = {
-    "availability_not_configured": "nothing is configured to be probed, so it counts as ready",
+    "availability_not_configured": "nothing is configured to be probed",
     "health_passed": "its health check passed",
     "identity_passed": "it is healthy and serves the expected model",
     "identity_oversized": "its list of models is too large to be read",

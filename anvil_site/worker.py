@@ -50,7 +50,7 @@ from anvil_site.incoming import (
 )
 from anvil_site.outlet import Outlet
 from routing.dialects.base import Failure
-from routing.gateway import Refused
+from routing.gateway import Refused, Reply
 from routing.loop import Flow, RelayLoop, render_head
 from routing.views import (
     BODY_TOO_LARGE,
@@ -121,8 +121,9 @@ _SEND_TIMEOUT: Final = struct.pack("ll", int(WRITE_SILENCE), 0)
 _DONT_WAIT: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-_UNREAD: Final = {408: ("request_timeout", "The request did not come in time.")}
-
+HEAD_TOO_SLOW: Final = Failure(
+    status=408, code="request_timeout", message="The request did not come in time."
+)
 INTERNAL: Final = Failure(status=500, code="internal_error", message="The request could not be served.")
 
 State = Literal["idle", "head", "body", "busy", "linger"]
@@ -637,7 +638,7 @@ class AnvilWorker(ThreadWorker):
                 if connection.head is not None:
                     self._refuse_data(connection, connection.head, BODY_TOO_SLOW)
                 elif connection.state == "head" and connection.buffer:
-                    self._refuse(connection, 408)
+                    self._send_refusal(connection, HEAD_TOO_SLOW, self.plane.refusal("", HEAD_TOO_SLOW))
                 else:
                     self._close(connection)
         stalled = self.loop.stalled_seconds
@@ -790,18 +791,18 @@ class AnvilWorker(ThreadWorker):
             self._close(connection)
 
     def _refuse(self, connection: Connection, status: int) -> None:
-        """Answer bytes that are no request, or no whole one in time, and close."""
-        code, message = _UNREAD.get(status, ("bad_request", "The request is malformed."))
-        answer = self.plane.refusal("", Failure(status=status, code=code, message=message))
-        headers = (*answer.headers, ("Content-Length", str(len(answer.body))))
-        data = render_head(status, headers, chunked=False, keep_alive=False) + answer.body
-        self._send_and_linger(connection, data)
+        """Answer bytes that are no request, and close."""
+        failure = Failure(status=status, code="bad_request", message="The request is malformed.")
+        self._send_refusal(connection, failure, self.plane.refusal("", failure))
 
     def _refuse_data(self, connection: Connection, head: RequestHead, failure: Failure) -> None:
         """Refuse a request before its body was read, in its caller's dialect, and close."""
         if failure is SERVER_BUSY:
             self._router.evidence.refused(None, Refused.SERVER_BUSY)
         answer = self.plane.refusal(head.decoded_path, failure, request_id=head.field("x-request-id"))
+        self._send_refusal(connection, failure, answer)
+
+    def _send_refusal(self, connection: Connection, failure: Failure, answer: Reply) -> None:
         headers = (*answer.headers, ("Content-Length", str(len(answer.body))))
         if failure.status == 503:
             headers = (*headers, RETRY_SOON)

@@ -148,9 +148,7 @@ class Dispatch:
         connection = self.connection
         if connection is None:
             return False
-        poller = select.poll()
-        poller.register(connection, select.POLLIN)
-        return connection.pending or bool(poller.poll(0))
+        return connection.pending or _is_readable(connection, within=0.0)
 
     @property
     def transport_reason(self) -> str:
@@ -182,11 +180,8 @@ class Dispatch:
         if connection is None:
             return
         exchange = self.exchange
-        if linger and exchange.drainable:
-            poller = select.poll()
-            poller.register(connection, select.POLLIN)
-            if poller.poll(linger * 1000):
-                self.on_readable()
+        if linger and exchange.drainable and _is_readable(connection, within=linger):
+            self.on_readable()
         if exchange.reusable:
             self.connection = None
             self._pool.give_back(self._endpoint, connection)
@@ -221,6 +216,13 @@ class Dispatch:
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
+
+
+def _is_readable(connection: Connection, *, within: float) -> bool:
+    """Whether something comes from the upstream, or its end, in that many seconds."""
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    return bool(poller.poll(within * 1000))
 
 
 class StopSignal:

@@ -4,7 +4,7 @@
 and a database that is slow, locked or gone holds up this module's own thread and nobody else's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -75,20 +75,17 @@ def insert(records: Sequence[DecisionRecord]) -> None:
     places = ", ".join(["%s"] * len(fields))
     table = quote(DecisionEntry._meta.db_table)
     statement = f"INSERT INTO {table} ({columns}) VALUES ({places})"  # noqa: S608  # the names are the model's
-    adapters = [(field.attname, _ADAPTED.get(field.attname)) for field in fields]
+    # What no database takes as it is, the way ``get_db_prep_save`` would give it.
+    moment = connection.ops.adapt_datetimefield_value
     rows = []
     for record in records:
         values = values_of(record)
-        rows.append([values[name] if adapt is None else adapt(values[name]) for name, adapt in adapters])
+        values["recorded_at"] = moment(values["recorded_at"])
+        if values["replica_scheduler"] is not None:
+            values["replica_scheduler"] = msgspec.json.encode(values["replica_scheduler"]).decode()
+        rows.append([values[field.attname] for field in fields])
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.executemany(statement, rows)
-
-
-_ADAPTED: Final[dict[str, Callable[[Any], Any]]] = {
-    "recorded_at": connection.ops.adapt_datetimefield_value,
-    "replica_scheduler": lambda value: None if value is None else msgspec.json.encode(value).decode(),
-}
-"""How the values that no database takes as they are reach it; the way ``get_db_prep_save`` does it."""
 
 
 def values_of(record: DecisionRecord) -> dict[str, Any]:

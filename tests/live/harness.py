@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -521,6 +522,33 @@ def await_rest(router: Router, *, timeout: float = 5.0) -> None:
         return True
 
     eventually(at_rest, timeout=timeout)
+
+
+class Repeating:
+    """``threads`` of them that take `turn` again and again until it is left."""
+
+    def __init__(self, threads: int, *, patience: float) -> None:
+        """``patience`` is how many seconds the last turn of each may take."""
+        self.stopping = threading.Event()
+        self._patience = patience
+        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
+
+    def turn(self) -> None:
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        while not self.stopping.is_set():
+            self.turn()
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stopping.set()
+        for thread in self._threads:
+            thread.join(self._patience)
 
 
 def decisions(router: Router, *, limit: int = 500) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.live.harness import (
     ROOT,
     Answer,
     Engine,
+    Repeating,
     Router,
     await_rest,
     chat_body,
@@ -92,32 +92,20 @@ def router(wall: WallClock, make_router: Callable[..., Router], engines: list[En
     ).start()
 
 
-class Load:
+class Load(Repeating):
     """Requests one after another until it is left, and what became of them."""
 
     def __init__(self, router: Router, alias: str) -> None:
+        super().__init__(2, patience=20.0)
         self._router = router
         self._alias = alias
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(2)]
         self.seen: list[int | str] = []
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self.seen.append(self._router.chat(self._alias).status)
-            except OSError as error:
-                self.seen.append(type(error).__name__)
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(20.0)
+    def turn(self) -> None:
+        try:
+            self.seen.append(self._router.chat(self._alias).status)
+        except OSError as error:
+            self.seen.append(type(error).__name__)
 
     def await_more(self, count: int = 20) -> None:
         wanted = len(self.seen) + count

@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.live.harness import Engine, Router, await_rest, chat_body, documents, eventually, replica_tier
+from tests.live.harness import (
+    Engine,
+    Repeating,
+    Router,
+    await_rest,
+    chat_body,
+    documents,
+    eventually,
+    replica_tier,
+)
 from tests.live.raw import RawConnection
 
 pytestmark = pytest.mark.requirement("house-1", "house-5", "case-18", "case-19")
@@ -29,26 +38,24 @@ def router(make_router: Callable[..., Router], engines: list[Engine]) -> Router:
     return make_router(installed, environ={"ANVIL_GRACEFUL_TIMEOUT": "20"}).start()
 
 
-class Callers:
+class Callers(Repeating):
     """Streams one after another, each at the first of ``ports`` that does not turn it away."""
 
     def __init__(self, ports: Sequence[int]) -> None:
+        super().__init__(CALLERS, patience=60.0)
         self._ports = ports
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(CALLERS)]
         self._lock = threading.Lock()
         self.seen: Counter[str] = Counter()
         """How many were ``whole``, and how many ``busy`` (503), ``refused`` (no connection), ``lost`` (the
         connection ended before an answer), or worse."""
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            outcome = self._once()
-            with self._lock:
-                self.seen[outcome] += 1
-            if outcome != "whole":
-                # As a client does that reads Retry-After, only sooner.
-                self._stop.wait(0.02)
+    def turn(self) -> None:
+        outcome = self._once()
+        with self._lock:
+            self.seen[outcome] += 1
+        if outcome != "whole":
+            # As a client does that reads Retry-After, only sooner.
+            self.stopping.wait(0.02)
 
     def _once(self) -> str:
         outcome = "refused"
@@ -73,16 +80,6 @@ class Callers:
                 return "busy" if response.status == 503 else str(response.status)
             data = [event.data for event in connection.events(response)]
             return "whole" if data and data[-1] == "[DONE]" else "cut"
-
-    def __enter__(self) -> "Callers":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60.0)
 
     def await_more(self, count: int = 40) -> None:
         """Wait until that many more were served whole."""
